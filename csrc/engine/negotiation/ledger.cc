@@ -3,14 +3,14 @@
 //
 //    part, size         content                      is written by                     is read by
 //    Header, 4.2 KiB    serial, first_sequence       the coordinator, in begin()       all, without the lock
-//                       locked, open, tail           the holder of the lock            all, also without the lock
+//                       locked                       all, to take it; the holder       all
+//                       open, tail                   the holder of the lock            all, also without the lock
 //                       used                         the holder                        the holder
 //                       positions                    each member its own               the holder
 //    log, 256 KiB       a ring of 16384 entries      the holder, from `tail` on        all, before `tail`, without the lock
 //    table, 1 MiB       32768 cells, by key          the holder                        the holder
 //
-// begin() sets the header and empties the table without the lock. Until the other members see the new serial, they use nothing
-// but the serial.
+// begin() writes header and table without the lock: until the other members see the new serial, they read only the serial.
 //
 // An example with three members. `announced` has a bit for each of them; member 0 is the bit at the right.
 //
@@ -22,16 +22,17 @@
 //    member 0 announces y with content B          y: announced 100, diverted           diverted y, by 0
 //    the coordinator decides y in list 1          y is taken out                       list 1, by 0
 //
-// The result of its second step tells member 0 to send its request for y. Member 2 sends its own when it reads "diverted y". If
-// member 1 announces y before list 1, it finds the diverted cell and sends its request, and the log gets no entry.
+// When member 0 announces y, the result tells it to send its request (Unit::by_message). Member 2 sends its own when it reads
+// "diverted y". If member 1 announces y before list 1, it finds the diverted cell and sends its request. The log gets no entry.
 //
 // Members read the log without the lock. They see only whole entries, and none is overwritten too early:
 //   - unlock() stores `tail` (release) after the entries are written; a reader loads it (acquire) and stops there.
 //   - A reader copies an entry (front), and then stores its position (pop, release). The holder loads all positions (acquire)
-//     before it appends (has_room). In a ring, entry 16384 takes the place of entry 0.
+//     before it appends (has_room). Entry 16384 takes the place of entry 0. So first all members must have read entry 0.
 //
-// A step checks first whether the log has room, because half a change could not be taken back: try_announce needs at most one
-// entry for each unit, and any other change at most one. Without room the change is not made, and the caller tries again.
+// Before a change a step checks whether the log has room, because half a change could not be taken back. An announcement of n
+// units needs at most n entries, any other change at most one. Without room the change is not made, and the caller tries again
+// (except after try_abandon).
 #include "engine/negotiation/ledger.h"
 
 #include <sched.h>
@@ -49,11 +50,10 @@
 namespace hvdlite::engine {
 namespace {
 
-// A key of 0 marks an empty cell, so here no unit has the key 0.
+// A key of 0 marks an empty cell. So a unit whose hash is 0 gets the key 1.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
 
-// Several processes write this memory, so its content is not trusted: loops over it are bounded, and indices from it are
-// masked.
+// A faulty process may have written anything here. So loops over this memory are bounded, and indices from it are checked.
 [[noreturn]] void damaged(const char* how) {
   throw base::Error(base::ErrorCode::kInternal,
                     std::string("the shared memory in which ranks agree is damaged: ") + how);
@@ -64,9 +64,10 @@ constexpr int kTriesBeforeYield = 64;
 
 }  // namespace
 
-// Fields that change often have cache lines of their own.
+// `tail` is not in the cache line of `locked`: members load it in every pass, and each try to lock may take the line away. For
+// the same reason each position, which its member stores after each entry, has a line of its own.
 struct Ledger::Header {
-  // Of the ledger that uses this memory.
+  // Of the last ledger that began in this memory.
   alignas(base::kCacheLine) std::atomic<std::uint32_t> serial;
   std::uint64_t first_sequence;
   alignas(base::kCacheLine) std::atomic<std::uint32_t> locked;
@@ -83,7 +84,7 @@ struct Ledger::Cell {
   std::uint64_t key;
   std::uint64_t content;
   std::uint64_t announced;  // a bit for each member
-  // How many members with a value, and how many that have prepared the unit, have announced it.
+  // Of the members that have announced the unit: how many have a value, and how many have prepared the unit.
   std::uint16_t contributors;
   std::uint16_t preparers;
   std::uint32_t diverted;
@@ -110,7 +111,6 @@ Ledger::Ledger(std::byte* memory, Capacity capacity, int members, int index, std
 }
 
 void Ledger::begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) {
-  // An earlier ledger may have left anything here.
   wipe();
   header_->locked.store(0, std::memory_order_relaxed);
   header_->open.store(0, std::memory_order_relaxed);
@@ -120,7 +120,7 @@ void Ledger::begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) 
   }
   header_->first_sequence = sequence;
   reopen(keys);
-  // The last store, with release: a member that sees this serial (exists) sees all the others.
+  // The last store, with release: a member that sees this serial (exists) also sees all stores before it.
   header_->serial.store(serial_, std::memory_order_release);
 }
 
@@ -133,7 +133,7 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
 Ledger::LogEntry Ledger::front() const {
-  // An entry is overwritten only when all members have read it (has_room).
+  // This member's unread entries are not overwritten (has_room), so there are never more than the ring holds.
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
   const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
   if (entry.kind > Kind::kList) damaged("its log holds an entry of an unknown kind");
@@ -149,8 +149,8 @@ void Ledger::pop() {
 }
 
 void Ledger::stop_reading() {
-  if (!exists()) return;  // the memory may still be another ledger's
-  // has_room() takes the smallest position, so the largest number never limits the room.
+  if (!exists()) return;  // an earlier ledger may still use the memory
+  // has_room() takes the smallest position, so this one, the largest possible, never limits the room.
   header_->positions[index_].read.store(~std::uint64_t{0}, std::memory_order_release);
 }
 
@@ -165,7 +165,7 @@ void Ledger::append(LogEntry entry) {
 
 bool Ledger::try_lock(int tries) {
   for (int i = 0;; ++i) {
-    // The load comes first: an exchange would take the cache line away from the holder, even if the lock is taken.
+    // Test-and-test-and-set: the load comes first, because an exchange always takes the cache line away from the holder.
     if (header_->locked.load(std::memory_order_relaxed) == 0 &&
         header_->locked.exchange(1, std::memory_order_acquire) == 0) {
       tail_ = tail_at_lock_ = header_->tail.load(std::memory_order_relaxed);
@@ -193,7 +193,7 @@ bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
   const int members = std::popcount(everyone_);
-  // How many entries all members have read. A member that has called stop_reading() does not count.
+  // How many entries every member has read. A member that has called stop_reading() does not count.
   std::uint64_t slowest = tail_;
   for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
@@ -209,14 +209,14 @@ bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bo
   const std::uint64_t me = std::uint64_t{1} << index_;
   Cell* cell = find(key);
   if (cell->key == 0) {
-    // The other cells are for keys that the coordinator counts.
+    // The coordinator needs the other half of the cells for the keys that it counts (fits).
     if (header_->used >= capacity_.cells / 2) return false;
     ++header_->used;
     *cell = {key, content, 0, 0, 0, 0};
   } else if (cell->diverted != 0) {
     return false;
   } else if (cell->content != content) {
-    // The coordinator compares the requests: it allows the difference (rows of an allgather), or names it in an error.
+    // The coordinator compares the requests: it allows the difference (rows of an allgather, for example), or fails them.
     cell->diverted = 1;
     append({.key = key, .kind = Kind::kDiverted});
     return false;
@@ -231,7 +231,7 @@ bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bo
           .kind = Kind::kComplete,
           .contributors = cell->contributors,
           .prepared = by_all ? std::uint16_t{1} : std::uint16_t{0}});
-  // From now on a member that has read this entry may announce the next operation of this name.
+  // A member that has read this entry may announce the next operation of this name, and must not find this cell.
   erase(cell);
   return true;
 }
@@ -242,10 +242,10 @@ void Ledger::divert(std::uint64_t hash) {
   const Cell* cell = find(key);
   const bool is_announced = cell->key != 0 && cell->diverted == 0;
   if (!fits(1)) {
-    close();  // then all units go by message, and the table needs no cells
+    close();  // in a closed ledger all units go by message, so no key needs a diverted cell
   } else {
     mark_diverted(key);
-    // If nobody has announced it, nobody has to be told: the next member to announce it finds the cell.
+    // If no member has announced the key, the log needs no entry: members that announce it later find the diverted cell.
     if (is_announced) append({.key = key, .kind = Kind::kDiverted});
   }
 }
@@ -260,8 +260,8 @@ void Ledger::mark_diverted(std::uint64_t hash) {
   cell->diverted = 1;
 }
 
-// A cell may still hold announcements that were not diverted; for example, if the operation has failed. Those members take the
-// unit back when they follow the list (LocalUnits::withdraw).
+// A decided key may have a cell that is not diverted. For example, the operation failed before keep_port could divert its key.
+// Members that announced the unit in this cell take the unit back when they follow the list (LocalUnits::withdraw).
 void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> decided) {
   for (const std::uint64_t hash : decided) {
     Cell* cell = find(as_key(hash));
@@ -277,15 +277,15 @@ void Ledger::close() {
   append({.kind = Kind::kClosed});
 }
 
-// The log gets no entry: members have nothing to do when the ledger opens, and each announcement looks at `open`.
+// The log gets no entry: when the ledger opens, members have no units to take back, and each announcement looks at `open`.
 void Ledger::reopen(std::span<const std::uint64_t> keys) {
   if (is_open() || !fits(keys.size())) return;
   header_->open.store(1, std::memory_order_relaxed);
   for (const std::uint64_t key : keys) mark_diverted(key);
 }
 
-// Announcements make cells only while less than half of the table is in use, and diverted keys only up to seven eighths. So
-// each search ends at an empty cell.
+// Diverted keys get new cells until seven eighths of the cells are in use, and announcements only until one half is (announce).
+// So the table always has empty cells, at which a search for a key without a cell ends.
 bool Ledger::fits(std::size_t keys) const {
   return header_->used + keys <= capacity_.cells - capacity_.cells / 8;
 }
@@ -306,9 +306,9 @@ Ledger::Cell* Ledger::find(std::uint64_t key) const {
   damaged("its table has no free cell");
 }
 
-// Closes the gap (deletion with backward shift, Knuth, TAOCP 3, 6.4, Algorithm R): moves up each following cell that a search
-// would no longer find. For example, of 8 cells, the keys 10, 18 and 11 belong in cells 2, 2 and 3, and lie in 2, 3 and 4. When
-// 10 is erased, 18 moves to 2, and 11 moves to 3.
+// Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R). If a search for a later key would end at the gap, that key
+// moves into the gap and leaves a new gap. For example, of 8 cells, the keys 10, 18 and 11 belong in cells 2, 2 and 3, and lie
+// in 2, 3 and 4. When 10 is erased, 18 moves to 2, and 11 moves to 3.
 void Ledger::erase(Cell* cell) {
   const std::uint64_t mask = capacity_.cells - 1;
   auto gap = static_cast<std::uint64_t>(cell - cells_);
@@ -332,7 +332,7 @@ void Ledger::wipe() {
 // --- steps: each is one critical section ----------------------------------------------------------------------------
 
 // If `change` throws, the lock stays locked: the table may be wrong, so no member may make a step in it any more. This rank
-// fails, and tells the others.
+// fails (Cycle::guard), and tells the others.
 template <typename Change>
 Agreement::Step Ledger::hold(Change change, bool need_up_to_date, int tries) {
   if (!try_lock(tries)) return Step::kRefused;

@@ -16,20 +16,21 @@
 //       ▼                  ▼
 //     carry_out          carry_out  makes its steps: changes cells_, appends to log_; this member reads log_ with front and pop
 //
-// A member's own steps take the same way, and wait for earlier steps of the others. So all members make the same steps in one
+// A member's own steps (left column) also wait for the earlier steps of the others. So all members make the same steps in one
 // order until they leave. A member that has left makes waiting steps at once, and ignores announcements.
 //
 //    table        has                                          an element leaves
-//    waiting_     messages whose steps are not made            when every other member has passed its place (has_passed)
+//    waiting_     messages whose steps are not made            when all members but its sender have passed its place
+//                                                              (has_passed), and all earlier messages have left
 //    cells_       units that some members have announced,      when all have announced the unit, when a list decides the key,
 //                 and diverted keys                            or at a closing
 //    log_         entries that this member has not read        in pop
 //    payloads_    those of the prepared units in log_          in pop, with the unit's entry
-//    excepted_    each key's last diversion or decision        when each member has sent a message after reading it, and the
-//                                                              steps of these messages are made
+//    excepted_    each key's last exception (a diversion or    when each member that has not left has sent a message after
+//                 a decision), by its number                   reading the exception, and the steps of this message are made
 //
 // An example of an acknowledgement. The last stamp of all three members is 4. Members 0 and 2 announce x (stamp 5). Member 1
-// announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others.
+// announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others. When all these messages have arrived:
 //
 //    place     step           which stamps a copy needs for it, or later ones      does it have them?
 //    (5, 0)    announce x     4 of member 1, 4 of member 2                         yes
@@ -92,11 +93,12 @@ void ReplicatedLedger::pop() {
   const LogEntry entry = log_.front();
   log_.pop_front();
   if (entry.kind != Kind::kComplete) {
-    // All copies number the exceptions in the order of the log. So this count is the number of the exception just read.
+    // All copies number the exceptions 1, 2, 3, ... in the order of the log. So read_ is now the number of this one.
     ++read_;
     changed_ = true;
   }
-  // Any member's closing will do. After it, no unit becomes complete that this member announced before it reads this entry.
+  // The closing may be of any member. After it, no unit becomes complete that this member has announced until now: the closing
+  // has emptied the table, and it makes void the announcements that still wait.
   if (entry.kind == Kind::kClosed) {
     closing_read_ = read_;
     is_silent_ = true;
@@ -112,12 +114,13 @@ void ReplicatedLedger::pop() {
 
 Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   if (has_news()) return Step::kUnread;
-  // An announcement after its own unread closing would be void.
+  // This member has asked for a closing and has not read it. An announcement sent now comes after it, and would be void.
   if (closing_ || has_left_) return Step::kRefused;
   LedgerSteps together;
   for (Unit& unit : units) {
     const auto cell = cells_.find(unit.key);
-    // As the copy is now. If a step that still waits diverts the key or closes the ledger, this member reads so in the log.
+    // Decided from the copy as it is now. If a step that still waits diverts the key or closes the ledger, this member takes
+    // the unit back when it reads that in the log.
     unit.by_message = !open_ || (cell != cells_.end() && cell->second.diverted);
     if (unit.by_message) continue;
     is_silent_ = false;
@@ -127,8 +130,8 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   auto following = static_cast<std::uint64_t>(std::ranges::count_if(units, travels));
   // The units without a payload go first: they need not wait until the payloads have been sent.
   if (!together.steps.empty()) send(std::move(together), {}, following);
-  // A message carries the payload of one unit. Between two of these messages the log may grow. This does no harm: an exception
-  // that concerns a later announcement makes that announcement void.
+  // A message carries the payload of one unit. Between two of these messages the log may grow. This does no harm: if it gets an
+  // exception that concerns one of the next units, the announcement of that unit is void.
   for (const Unit& unit : units) {
     if (travels(unit)) send({.steps = {announcement_of(unit)}}, unit.payload, --following);
   }
@@ -137,14 +140,14 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
 
 Agreement::Step ReplicatedLedger::try_close() {
   if (has_news()) return Step::kUnread;
-  // Members need not report that they have read a list in an open ledger (acknowledge). So if a list of this member comes after
-  // the last closing, the ledger is closed again. Otherwise this member could wait for the reports for ever.
+  // This member needs a closing after its last announcement. If the ledger is open, this member also needs one after its last
+  // list: members need not report that they have read a list in an open ledger (acknowledge), so it could wait for ever.
   if (!is_silent_ || (open_ && own_list_ > closing_read_)) {
     if (!std::exchange(closing_, true)) send({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
-    // The copy may have made the closing at once.
+    // If the closing waits for no other member, the copy has made it at once.
     return has_news() ? Step::kUnread : Step::kRefused;
   }
-  // own_list_ gets a list's number only when the step is made. So no step of this member may wait.
+  // A list that still waits has no number in own_list_ yet. So this member first waits until all its steps are made.
   const bool mine_are_made = std::ranges::none_of(waiting_, [&](const auto& item) {
     return item.first.second == index_ && !item.second.message.steps.empty();
   });
@@ -155,7 +158,7 @@ Agreement::Step ReplicatedLedger::try_close() {
 Agreement::Step ReplicatedLedger::try_list(std::uint64_t number,
                                            std::span<const std::uint64_t> decided) {
   HVD_CHECK(!has_left_);
-  // This member, too, follows the list only when its own copy has made the step.
+  // The coordinator's own rank, too, follows the list only when its copy has made this step and it reads the entry in the log.
   send({.steps = {{.kind = LedgerSteps::Kind::kList,
                    .key = number,
                    .keys = {decided.begin(), decided.end()}}}});
@@ -173,19 +176,19 @@ Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
     message.steps.push_back(
         {.kind = LedgerSteps::Kind::kDivert, .keys = std::exchange(upkeep.divert, {})});
   }
-  // The caller asks again as long as the copy is closed.
+  // The caller may ask for the reopening in each pass until the copy is open. Only the first time a message is sent.
   if (std::exchange(upkeep.reopen, false) && !reopening_) {
     reopening_ = true;
     message.steps.push_back({.kind = LedgerSteps::Kind::kReopen, .keys = upkeep.counted});
   }
-  if (message.steps.empty()) return Step::kRefused;  // it has been sent before
+  if (message.steps.empty()) return Step::kRefused;  // the reopening has been sent before
   send(std::move(message));
   return Step::kDone;
 }
 
 bool ReplicatedLedger::acknowledge() {
   if (has_left_ || !std::exchange(changed_, false)) return false;
-  // Reports a closing at once, and every exception while the ledger is closed: try_close() of another member waits for that.
+  // Reports a closing at once, and every exception while the ledger is closed: try_close() of another member may wait for that.
   const bool must_tell = read_ > me().told && (!open_ || closing_read_ > me().told);
   if (!must_tell && !holds_up_others()) return false;
   send({});
@@ -196,8 +199,9 @@ void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
                             std::uint64_t following) {
   message.set = set_;
   // Lamport's clock would take highest_ + 1. But if this member has just heard a step, its own step would then have a later
-  // stamp, and might have to wait until the other member sends one more message. With highest_ itself it need not wait for that
-  // member. For example, if highest_ is 9 and this member's last stamp is 5, three messages get 7, 8 and 9.
+  // stamp, and might have to wait until the other member sends one more message. With highest_ itself the step need not wait
+  // for that member. For example, if highest_ is 9 and this member's last stamp is 5, three messages get 7, 8 and 9. The common
+  // order needs no more than that the stamps of each member grow (has_passed).
   message.stamp = std::max(me().stamp + 1, highest_ - std::min(highest_, following));
   message.exceptions = read_;
   const auto add_part = [&](int member) {
@@ -254,10 +258,11 @@ void ReplicatedLedger::take(int member, LedgerSteps message) {
 
 // --- all members' steps, in their order -------------------------------------------------------------------------------
 
-// Have all messages of this member that belong before this place arrived?
+// Have all messages of `member` that belong before `place` arrived? (For this rank's own index: have they been sent?)
 bool ReplicatedLedger::has_passed(int member, Place place) const {
   const MemberState& other = members_[static_cast<std::size_t>(member)];
-  // Its next stamp is greater than its last one. With an equal stamp, the lower index comes first.
+  // Each stamp of a member is greater than the one before. Of two messages with equal stamps, the one of the lower index comes
+  // first. So after stamp 6, member 2 has passed (7, 1), but not (7, 3).
   return other.is_gone || other.stamp + (member > place.second ? 1 : 0) >= place.first;
 }
 
@@ -265,7 +270,7 @@ void ReplicatedLedger::advance() {
   changed_ = true;
   while (!waiting_.empty()) {
     const Place place = waiting_.begin()->first;
-    // A member that has left needs only the coordinator's lists, which come in their order. It waits for no other member.
+    // A member that has left needs only the coordinator's lists, which arrive in their order. So it waits for no other member.
     for (int member = 0; !has_left_ && member < static_cast<int>(members_.size()); ++member) {
       if (member != place.second && !has_passed(member, place)) return;
     }
@@ -290,7 +295,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         break;
       case LedgerSteps::Kind::kReopen:
         // Unless this member has left, its copy is closed here and its table is empty: the coordinator asks for a reopening
-        // only if its own copy is closed and it has not asked already, and no other step opens the ledger.
+        // only if its own copy is closed and no other reopening is on its way, and no other step opens the ledger.
         open_ = true;
         for (const std::uint64_t key : step.keys) cells_[key].diverted = true;
         if (member == index_) reopening_ = false;
@@ -298,7 +303,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
       case LedgerSteps::Kind::kList:
         except(Kind::kList, step.key, member);
         if (member == index_) own_list_ = exceptions_;
-        // Announcements of these keys are void if their senders had not read the list.
+        // A later announcement of such a key is void if its sender had not read the list (is_void).
         for (const std::uint64_t key : step.keys) {
           cells_.erase(key);
           excepted_[key] = exceptions_;
@@ -308,7 +313,7 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
   }
   // The entries that one message appends are a batch: their operations may be fused.
   if (log_.size() > before) log_.back().last = 1;
-  // This member's later messages have the same number or a greater one.
+  // Later messages of this sender have the same number or a greater one (hear).
   members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
   forget_exceptions();
 }
@@ -321,7 +326,8 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
   AnnouncedUnit& cell = found->second;
   if (is_new) cell.content = step.content;
   if (!cell.diverted && cell.content != step.content) cell.diverted = true;
-  // Also if the key was diverted before: the sender has announced the unit here, and must be told that it goes by message.
+  // Appends an entry even if the key was diverted before: the sender counts the unit as announced here, and must read that the
+  // unit goes by message.
   if (cell.diverted) return except(Kind::kDiverted, step.key, member);
   const std::uint32_t bit = std::uint32_t{1} << member;
   if ((cell.announced & bit) != 0) wrong(member, set_, "announces an operation twice");
@@ -332,8 +338,8 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
     cell.payloads.resize(members_.size());
     cell.payloads[static_cast<std::size_t>(member)] = std::move(message.payload);
   }
-  // Who was last? The order of the steps does not tell: among equal stamps, the highest index is always last. So the arrivals
-  // here decide. Copies may differ in this, because only statistics depend on it.
+  // `last` is for the statistics of who asked last. The order of the steps does not tell this: among equal stamps, the highest
+  // index is always last. So the order of arrival here decides. Copies may differ in `last`, because no step depends on it.
   if (arrival > cell.last_arrival) {
     cell.last_arrival = arrival;
     cell.last = static_cast<std::uint8_t>(member);
@@ -351,7 +357,7 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
 void ReplicatedLedger::divert(std::uint64_t key, int by) {
   if (!open_) return;
   AnnouncedUnit& cell = cells_[key];
-  // If nobody has announced the key, no member has to take a unit back.
+  // If no member has announced the key, none has to take a unit back, and the log needs no entry.
   if (cell.announced != 0 && !cell.diverted) except(Kind::kDiverted, key, by);
   cell.diverted = true;
 }
@@ -359,7 +365,7 @@ void ReplicatedLedger::divert(std::uint64_t key, int by) {
 void ReplicatedLedger::close(int by) {
   if (!std::exchange(open_, false)) return;
   cells_.clear();
-  // closed_at_ is never forgotten, so a closing needs no elements in excepted_.
+  // closed_at_ makes announcements of all keys void and is never forgotten, so excepted_ gets no elements for the closing.
   except(Kind::kClosed, 0, by);
   closed_at_ = exceptions_;
 }
@@ -377,9 +383,10 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
   return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
 }
 
-// Forgets the exceptions that make no later announcement void, because every sender has read them. Members that have left do
-// not count. Before a member left, all that remain had read a closing after which it announced nothing. So closed_at_ makes
-// its announcements void if they still wait here.
+// Forgets exceptions that can make no announcement void any more, because the steps of a message that was sent after reading
+// them are made for every sender. Members that have left do not count: before a member leaves, all others have read a closing
+// after which that member announces nothing (try_close). So closed_at_ makes those of its announcements void that still
+// wait here.
 void ReplicatedLedger::forget_exceptions() {
   if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;
@@ -396,7 +403,7 @@ bool ReplicatedLedger::have_all_read(std::uint64_t exceptions) const {
 }
 
 // Does a step of another member wait for this member, and is it one of those for which replicated_ledger.h requires an
-// acknowledgement? Announcements that will be void count, too. So an acknowledgement may be sent that nobody needs.
+// acknowledgement? Waiting announcements count even if they will be void. So an acknowledgement may be sent that nobody needs.
 bool ReplicatedLedger::holds_up_others() const {
   std::unordered_map<std::uint64_t, int> announced;
   for (const auto& [place, heard] : waiting_) {
@@ -420,7 +427,7 @@ bool ReplicatedLedger::holds_up_others() const {
   });
 }
 
-// Leaves out the arrivals, and the payloads once their steps are made: no step depends on them.
+// Leaves out arrivals, `last` and `by`, which are for statistics, and payloads whose steps are made: no step depends on these.
 void ReplicatedLedger::add_to(base::Hasher& hasher) const {
   for (const MemberState& member : members_) {
     hasher.add(member.stamp);
