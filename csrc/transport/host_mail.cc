@@ -1,7 +1,6 @@
 // How messages cross the rings. send() stores as much of a message as the ring has room for, and wakes the receiving rank. A
 // message that is not complete in the ring stays in `unsent`; the next send() to that rank, and each receive() and flushed(),
-// stores more of it. So the mail needs
-// no thread, and no call waits for the other rank.
+// stores more of it. So the mail needs no thread, and no call waits for the other rank.
 //
 //    sender    send() ──► unsent ──► push_unsent() ──► ring
 //    receiver                                          ring ──► take() ──► begun ──► receive()
@@ -14,8 +13,8 @@
 //    receiver    receive()    takes them, and returns the message
 //
 // The sender rings the receiver's bell after it has stored something. The receiver rings the sender's bell after it has made
-// room, if the sender waits for room (mail_ring.h). Without this ring of its bell, a rank with
-// unsent messages would sleep until its time limit.
+// room, if the sender waits for room (mail_ring.h). Without this ring, a rank with unsent messages would sleep until its time
+// limit.
 #include "transport/host_mail.h"
 
 #include <string>
