@@ -2,8 +2,8 @@
 // an endpoint is read together with the mailboxes that it fills and empties.)
 //
 // A stream is all transfers from one rank to another with one tag. In it sends and receives match in order, as MPI's do. The
-// transfer that is posted first waits in the receiver's mailbox. The thread that posts the other one copies the bytes. This is
-// the match.
+// side that posts first waits in the receiver's mailbox. The thread of the other side then performs the match, and copies the
+// bytes.
 //
 //    receive first   the send copies straight to the receive's memory
 //    send first      the receive copies from the sender's memory. If the send is short, it copies from the copy in the mailbox:
@@ -36,8 +36,8 @@
 // Matches and withdrawals (cancel) happen under the same lock. So no transfer is both matched and withdrawn, and when cancel()
 // returns, no other thread copies from or to the transfer's memory. The other side learns of the match from the atomic state.
 //
-// kill() marks the rank as dead and reports its loss by lose(). It changes no transfer: the dead rank's thread and the
-// other ranks find the mark in their next calls.
+// kill() marks the rank as dead and reports its loss by lose(). It changes no transfer: the dead rank's thread and the other
+// ranks find the mark in their next calls.
 //
 // process_of() is always 0 here, so payload streams (payload_stream.h) never read another rank's memory: all payloads go
 // through their rings.

@@ -1,8 +1,7 @@
 // How the ranks of a job join, in open_mpi(). The steps are collective over the job or over a host. So all its ranks make the
 // same steps in the same order, also ranks that cannot share memory:
 //
-//    1  duplicate the communicator           so no receive of hvdlite matches a message of the program. With takes_comm the
-//                                            communicator is used itself
+//    1  duplicate the communicator           so no receive of hvdlite matches a message of the program; not with takes_comm
 //    2  split it by host, as MPI sees hosts  MPI_Comm_split_type
 //    3  all introduce themselves             host name, process id, kernel's boot id
 //    4  merge hosts that MPI took for two    only if the introductions say so; the host communicator is then made anew

@@ -24,8 +24,8 @@
 // the sender streams the 3 MiB.
 //
 // The order of stores makes that safe: the receiver stores `refused` before it counts the header as read (release), and the
-// sender looks at `refused` after it has seen that count (acquire, in room()). Until then the sender's memory must stay
-// as it is.
+// sender looks at `refused` after it has seen that count (acquire, in room()). Until then the sender's memory must stay as
+// it is.
 //
 // Only the receiver checks counts of the ring (there()). The sender need not: whatever `read` says, the sender stores at most a
 // quarter of the ring at once, and copy_in() stays inside of the ring.

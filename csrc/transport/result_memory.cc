@@ -25,9 +25,9 @@
 //    child     copies A to private memory, moves the copy to A's addresses, closes both ends of its pipe
 //    parent    closes its end for writing, and waits, for a limited time, until no process has such an end
 //
-// If the parent went on at once, it or another rank could store into A before the child has copied it. The wait also ends if the
-// child is killed, because the kernel then closes its descriptors. B stays shared: no array lies in it, and the child puts no
-// new result there, because a forked child has no usable engine.
+// If the parent went on at once, it or another rank could store into A before the child has copied it. The wait also ends if
+// the child is killed, because the kernel then closes its descriptors. B stays shared: no array lies in it, and the child puts
+// no new result there, because a forked child has no usable engine.
 #include "transport/result_memory.h"
 
 #include <fcntl.h>
