@@ -5,9 +5,11 @@
 //                   the members exchange addresses (hvdlite/arenas.py)
 //    SharedMemory::open(): part 1                      SharedMemory::open(): part 0
 //    Arena(parts 0 and 1, index 0)                     Arena(parts 0 and 1, index 1)
+//                   the members tell each other whether that has succeeded
+//    unlink(): part 0 has no name any more             unlink(): part 1 has no name any more
 //
-// So parts_ has the same order on all members, but each member has mapped the parts at addresses of its own (bases_). A tensor
-// is therefore named by its offset in its owner's part. An example: on member 0 part 0 begins at 0x7f10'0000'0000 and a
+// So parts_ has the same order on all members. But each member has mapped the parts at other addresses (bases_), so the members
+// name a tensor by its offset in its owner's part. An example: on member 0 part 0 begins at 0x7f10'0000'0000 and a
 // gradient lies at 0x7f10'0010'0000. Its offset is 0x10'0000, and member 1 finds it at bases()[0] + 0x10'0000.
 //
 // Who keeps a part mapped. The own part: the ArenaDraft, as long as tensors may lie in it, and the Arena. The other members'

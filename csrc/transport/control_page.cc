@@ -1,5 +1,5 @@
-// How a rank finds out that another rank of its host has ended, without a message from it. The state lies in shared memory, and
-// the kernel keeps the lock:
+// How a rank finds out that another rank of its host has ended, without a message from it. The rank stores its state in
+// shared memory, and the kernel keeps the rank's lock:
 //
 //    state (stored by the rank)    record lock (dropped by the kernel)    why_lost() says
 //    kUnborn or kLeft              either                                 nothing: it has not begun, or has left in order
@@ -7,9 +7,10 @@
 //    kAlive                        dropped                                it has ended without telling the other ranks
 //    kFailed                       either                                 the cause that the rank has stored
 //
-// The cause is stored before the state (release), and read after the state (acquire), so a reader never sees half a cause.
+// The cause is stored before the state (release), and read after the state (acquire). A rank announces at most one failure. So
+// a reader never sees half a cause.
 //
-// The life of a rank's part, and what ends it:
+// The life of a rank's part of the memory:
 //
 //    all zero             kUnborn; the bell was never rung
 //    ControlPage()        takes the lock, stores the processors, then kAlive
@@ -17,7 +18,7 @@
 //    announce_failure()   kFailed: the others read the cause, even if this process hangs or is gone
 //    ~ControlPage()       the descriptor is closed, and the lock goes with it; the state stays for the others
 //
-// why_lost() costs a load, and a system call for a rank that lives.
+// why_lost() costs a load, and a system call if the state is kAlive.
 #include "transport/control_page.h"
 
 #include <fcntl.h>
@@ -106,7 +107,7 @@ std::string ControlPage::why_lost(int local_rank) const {
   if (state == kAlive) {
     struct flock lock = byte_of(local_rank);
     if (fcntl(memory_->descriptor(), F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK) return "";
-    // The rank may have announced a state just before its lock was dropped.
+    // The rank may have announced a failure or its leaving between the first load and the end of its lock.
     state = theirs.state.load(std::memory_order_acquire);
     if (state == kAlive) return kEndedUntold;
   }

@@ -1,20 +1,20 @@
-// How messages cross the rings. send() stores as much of a message as the ring has room for, and wakes the receiving rank. The
-// rest waits in `unsent`; the next send() to that rank, and each receive() and flushed(), stores more of it. So the mail needs
-// no thread, and no call waits for the other rank.
+// How messages cross the rings. send() stores as much of a message as the ring has room for, and wakes the receiving rank. A
+// message that is not complete in the ring stays in `unsent`; the next send() to that rank, and each receive() and flushed(),
+// stores more of it. So the mail needs no thread, and no call waits for the other rank.
 //
 //    sender    send() ──► unsent ──► push_unsent() ──► ring
 //    receiver                                          ring ──► take() ──► begun ──► receive()
 //
 // An example: a message of 100000 bytes, and a ring of 64 KiB, whose largest piece has 32760 bytes.
 //
-//    sender      send()       two pieces of 32760 bytes fill the ring; 34480 bytes wait in `unsent`; the bell rings
-//    receiver    receive()    takes both pieces into `begun`; the sender waits for room, so its bell rings; returns false
+//    sender      send()       two pieces of 32760 bytes fill the ring, 34480 bytes wait; rings the receiver's bell
+//    receiver    receive()    takes both pieces into `begun`; the sender waits for room, so rings its bell; returns false
 //    sender      receive()    stores the pieces of 32760 and 1720 bytes, the last one marked as last
 //    receiver    receive()    takes them, and returns the message
 //
 // The sender rings the receiver's bell after it has stored something. The receiver rings the sender's bell after it has made
-// room, if the sender waits for room (mail_ring.h). Without that, a rank that sleeps with unsent messages would sleep until its
-// time limit.
+// room, if the sender waits for room (mail_ring.h). Without this ring, a rank with unsent messages would sleep until its time
+// limit.
 #include "transport/host_mail.h"
 
 #include <string>
@@ -60,8 +60,8 @@ void HostMail::push_unsent(Box& box, int to) {
   if (box.unsent.size() != before || box.done != done) ring_(to);
 }
 
-// First stores more of this rank's unsent messages: while a rank waits it calls this function again and again, and may send
-// nothing more.
+// First stores more of this rank's unsent messages. A rank that waits may send nothing more, but it calls this function again
+// and again.
 bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   if (unsent_ > 0) push_unsent();
   for (std::size_t looked = 0; looked < boxes_.size(); ++looked) {
@@ -78,8 +78,8 @@ bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   return false;
 }
 
-// The size is checked after each piece, because the pieces come from another process: a damaged ring must not make this rank
-// use up its memory.
+// The size is checked after each piece, not only at the last one: a damaged ring may have no last piece, and must not make this
+// rank use up its memory.
 bool HostMail::take(Box& box, int from, std::vector<std::byte>* message) {
   while (box.in.has_any()) {
     const bool last = box.in.take(&box.begun);

@@ -1,14 +1,14 @@
 // Where everything lies in the window:
 //
-//    window           region 0: head, ledger | region 1 | ... | part of rank 0 | part of rank 1 | ...
+//    window           head and ledger of region 0 | those of region 1 | ... | part of rank 0 | part of rank 1 | ...
 //    part of a rank   its flags in all regions | its prepared inputs, two for each region | the rings to this rank, for each
 //                     rank one of mail and one of payloads | padding to a page | its tiles, two for each region
 //
 // An example: four ranks and the usual sizes. A tile has 512 KiB, so a rank's 16 tiles take 8 MiB. The rings from one rank to
 // another have 64 KiB for mail and 128 KiB for payloads. A part also has rings from the rank to itself, which nobody uses.
 //
-// Who takes which pages: the host's first rank those of the heads and ledgers, and each rank those of its own part. No rank
-// uses the window before all have done that: share() in mpi_env.cc waits for all.
+// The host's first rank takes the pages of the heads and ledgers, and each rank takes those of its own part. No rank uses the
+// window before all have done that: share() in mpi_env.cc waits for all.
 #include "transport/host_window.h"
 
 #include <unistd.h>

@@ -2,11 +2,12 @@
 // an endpoint is read together with the mailboxes that it fills and empties.)
 //
 // A stream is all transfers from one rank to another with one tag. In it sends and receives match in order, as MPI's do. The
-// side that comes first waits in the receiver's mailbox, and the later side performs the match: its thread copies the bytes.
+// side that posts first waits in the receiver's mailbox. The thread of the other side then performs the match, and copies the
+// bytes.
 //
 //    receive first   the send copies straight to the receive's memory
-//    send first      the receive copies from the sender's memory, or from the copy in the mailbox if the send is short: such a
-//                    send is complete already, and its memory may have changed
+//    send first      the receive copies from the sender's memory. If the send is short, it copies from the copy in the mailbox:
+//                    a short send is complete already, and its memory may have changed
 //
 // The life of a transfer. Its PostedTransfer lies in its endpoint's operations_, and its ticket names the place there:
 //
@@ -28,21 +29,21 @@
 // Each mailbox has one lock, and no function holds two of them:
 //
 //    post(), cancel()                       the lock of the receiver's mailbox     streams; post() also copies under it
-//    send_message(), receive_message()      the lock of the receiver's mailbox     messages
+//    send_message(), receive_message()      the lock of the receiver's mailbox     messages, if the ranks share no window
 //    lose(), leave(), loss_of()             the lock of that rank's mailbox        loss, left
 //    test()                                 none, unless it calls cancel()         the transfer's atomic state
 //
 // Matches and withdrawals (cancel) happen under the same lock. So no transfer is both matched and withdrawn, and when cancel()
 // returns, no other thread copies from or to the transfer's memory. The other side learns of the match from the atomic state.
 //
-// kill() marks the rank as dead and reports its loss, as lose() does. It changes no transfer: the dead rank's thread and the
-// other ranks find the mark in their next calls.
+// kill() marks the rank as dead and reports its loss by lose(). It changes no transfer: the dead rank's thread and the other
+// ranks find the mark in their next calls.
 //
 // process_of() is always 0 here, so payload streams (payload_stream.h) never read another rank's memory: all payloads go
 // through their rings.
 //
-// Control messages between ranks that share a window go through HostMail, by the same code as between processes. So tests that
-// run in one process cover the rings as well.
+// Control messages between ranks that share a window go through HostMail, as between processes. So tests that run in one
+// process cover the rings as well.
 #include "transport/inproc.h"
 
 #include <sys/mman.h>
@@ -78,13 +79,14 @@ constexpr std::size_t kEagerBytes = 32;
 
 }  // namespace
 
-// Thread: any; each mailbox has its lock, and the counters are atomic. Owns: copies of small messages, and the hosts' windows.
+// Thread: any; each mailbox has its lock, and the counters are atomic. Owns: copies of short sends, control messages that have
+// not been received, and the hosts' windows.
 // Blocks: only for the locks. Throws: Error(InvalidArgument) for a rank that is not in the fabric.
 class Fabric {
  public:
   enum class State : int { kPending, kComplete, kFailed };
 
-  // One posted send or receive. Its endpoint owns it. While it is pending, the mailbox points to it.
+  // One posted send or receive. Its endpoint owns it. While it waits for its match, the mailbox points to it.
   struct PostedTransfer {
     std::atomic<State> state{State::kPending};
     int mailbox = 0;  // the receiver's rank, where the operation waits for its match
@@ -165,7 +167,7 @@ class Fabric {
     lose(rank, "was killed");
   }
 
-  // From now on find_lost_peer() of the other ranks reports this rank. The first reason counts.
+  // From now on find_lost_peer() of the other ranks reports this rank, unless it has left. The first reason counts.
   void lose(int rank, const std::string& how) {
     {
       Mailbox& lost = box(rank);
@@ -194,7 +196,7 @@ class Fabric {
   }
 
   // Takes an unmatched operation out of its mailbox. Returns false if it was matched meanwhile. A stream without transfers is
-  // erased, here and in post(): most operations have tags of their own, so the mailbox would fill with empty streams.
+  // erased, here and in post(). Otherwise empty streams would fill the mailbox, because most operations have their own tags.
   bool cancel(PostedTransfer& operation) {
     Mailbox& target = box(operation.mailbox);
     const std::lock_guard lock(target.mutex);
@@ -273,7 +275,7 @@ class Endpoint final : public Transport {
   int tag_bits() const override { return 31; }
 
   Ticket post_send(int peer, std::uint32_t tag, const void* data, std::size_t bytes) override {
-    // An unmatched send is only read.
+    // The bytes of a send are only read, so const_cast is safe.
     const PostedTicket posted =
         post(true, peer, peer, key_of(rank_, tag), const_cast<void*>(data), bytes);
     bytes_sent_ += bytes;
@@ -288,7 +290,7 @@ class Endpoint final : public Transport {
   }
 
   // If cancel() finds nothing, the other side has matched the transfer just before. Then the state, which is read again, has
-  // the result, and the loss shows in a later call.
+  // the result, and a later call reports the loss.
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
     PostedTransfer& operation = named(ticket);
@@ -334,7 +336,7 @@ class Endpoint final : public Transport {
       return true;
     }
     if (host_only) return false;
-    // Messages of ranks that share no window with this rank, of all of them in the order of sending.
+    // The mailbox has the messages of ranks that share no window with this rank, in the order of sending.
     Mailbox& mine = fabric_->box(rank_);
     const std::lock_guard lock(mine.mutex);
     if (mine.messages.empty()) return false;
@@ -364,7 +366,7 @@ class Endpoint final : public Transport {
   }
 
   void announce_failure(const std::string& cause) override { fabric_->lose(rank_, cause); }
-  // The result is always true: a withdrawn transfer's memory is not touched any more, and a matched one's copy is over.
+  // The result is always true: no thread touches the memory of a withdrawn transfer, and the copy of a matched one is over.
   bool close() override {
     if (mail_) mail_->close();
     for (PostedTransfer& operation : operations_) {
@@ -420,12 +422,12 @@ class Endpoint final : public Transport {
     const std::lock_guard lock(box.mutex);
     const auto place = box.streams.try_emplace(key).first;
     auto& [unmatched, are_sends] = place->second;
-    // Transfers of the same kind wait, or none: this one is the last in their order.
+    // Only transfers of the same kind (sends or receives) wait, or none. So this one has no match yet.
     if (unmatched.empty() || are_sends == sends) {
       are_sends = sends;
       unmatched.push_back({&own, data, bytes});
       if (sends && bytes <= kEagerBytes) {
-        // `data` stays valid when the UnmatchedTransfer is moved, because a moved vector keeps its memory.
+        // `data` stays valid when the UnmatchedTransfer is moved, because the bytes of a moved vector keep their address.
         UnmatchedTransfer& left = unmatched.back();
         left.copy.resize(bytes);
         copy_bytes(left.copy.data(), data, bytes);
@@ -441,7 +443,7 @@ class Endpoint final : public Transport {
     const UnmatchedTransfer mine = {&own, data, bytes};
     const UnmatchedTransfer& from = sends ? mine : other;
     const UnmatchedTransfer& to = sends ? other : mine;
-    // An eager send has no PostedTransfer any more. Then `own` stands for both sides.
+    // The mailbox does not point to the PostedTransfer of an eager send, which is complete. Then `own` stands for both sides.
     PostedTransfer& theirs = other.operation != nullptr ? *other.operation : own;
     if (from.bytes != to.bytes)
       reject(theirs, own, size_mismatch(key, receiver, from.bytes, to.bytes));
@@ -458,7 +460,8 @@ class Endpoint final : public Transport {
     return operations_[ticket.id - 1];
   }
 
-  // Reports different sizes to both sides: this side gets the exception now, and the other side gets it from its next test().
+  // Reports different sizes: this side gets the exception now, and the other side gets it from its next test(). If the other
+  // side is an eager send, it was complete before, and only this side learns of the mistake.
   [[noreturn]] static void reject(PostedTransfer& other, PostedTransfer& own,
                                   const std::string& text) {
     other.fail(ErrorCode::kInternal, text);
@@ -496,8 +499,8 @@ class Endpoint final : public Transport {
 
 namespace {
 
-// One for each rank of a host, all over one memory. Null: results are private. Each rank has an object of its own, as in a
-// process of its own: an object gives blocks of one part only. A memfd may be impossible here, and the tests run without it.
+// One for each rank of a host, all over one memory; each object gives blocks of its rank's part only. Null: results are
+// private. If the system refuses the memory, the tests run with private results.
 std::vector<std::shared_ptr<ResultMemory>> share_results(std::size_t ranks) {
   std::vector<std::shared_ptr<ResultMemory>> results(ranks);
   if (ranks == 1) return results;
@@ -525,8 +528,8 @@ std::shared_ptr<std::byte> map_privately(std::size_t bytes) {
 
 }  // namespace
 
-// The ranks of a host get their places in the order of their ranks, and the first one stands for the host (hosts_). Hosts come
-// in the order of their numbers, so `windows` sorts their ranks for windows_, which has one entry for each rank.
+// The ranks of a host get their places in ascending order, and the first one stands for the host (hosts_). The loop goes from
+// host to host, not from rank to rank. So `windows` sorts the windows by rank for windows_.
 Fabric::Fabric(const FabricShape& shape)
     : boxes_(static_cast<std::size_t>(shape.size)), hosts_(boxes_.size()), rings_(shape.rings) {
   std::map<int, std::vector<int>> hosts;  // their ranks, by number of the host

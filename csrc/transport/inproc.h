@@ -1,12 +1,13 @@
 // Ranks as threads of one process, or as state machines that one thread steps: the transport of the unit tests.
 //
-// It is stricter than MPI, in order to find mistakes. A send of more than 32 bytes completes only after its receive was posted,
+// It is stricter than MPI, in order to find mistakes. A send of more than 32 bytes completes only when its receive is posted,
 // so a test finds a missing receive or a missing wait. The bytes are copied at that moment, so a test finds a buffer that is
 // changed too early. And both sides must give the same number of bytes.
 //
 // Thread: each rank's token holder uses its endpoint; the Fabric locks itself. Owns: all mailboxes. Blocks: only wait().
-// Throws: Error(PeerLost) from sends and receives with a rank that was killed, Error(Internal) on both sides if byte counts
-// differ, Error(InvalidArgument) for a rank that is not in the fabric or has an endpoint already.
+// Throws: Error(PeerLost) from sends and receives with a rank that was killed, Error(Internal) if byte counts differ (on both
+// sides, unless the send was complete before), Error(InvalidArgument) for a rank that is not in the fabric or has an endpoint
+// already.
 #pragma once
 
 #include <cstdint>

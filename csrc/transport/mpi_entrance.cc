@@ -3,10 +3,11 @@
 //    MpiEntrance()    loads the shim, and begins the duplicate; with takes_comm there is none
 //    open()           polls; when the duplicate is complete, comm_ gets its handle
 //    take()           sets the error handler, and makes the transport
-//    ~MpiEntrance()   if the duplicate is not complete: leaves its memory to MPI (release() without a free)
+//    ~MpiEntrance()   if the duplicate is not complete: leaves its memory to MPI (release() frees nothing)
 //
-// For the transport each rank is alone on its host, with pid 0, which means unknown. So it has no page, no window and no bell:
-// all messages are MPI's, and JobDriver polls. The ranks introduce themselves in messages (job/job.h).
+// For the transport each rank is alone on its host, and its pid is 0, which means unknown. So the transport has no control page
+// and no window, and no other rank can ring its bell. All messages are MPI's, and JobDriver looks for them at short intervals.
+// The ranks introduce themselves in messages (job/job.h).
 #include "transport/mpi_entrance.h"
 
 #include <utility>

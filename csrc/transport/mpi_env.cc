@@ -1,9 +1,9 @@
-// How the ranks of a job join, in open_mpi(). The steps are collective over the job or over a host, so its ranks make the same
-// steps in the same order, also ranks that cannot share memory:
+// How the ranks of a job join, in open_mpi(). The steps are collective over the job or over a host. So all its ranks make the
+// same steps in the same order, also ranks that cannot share memory:
 //
-//    1  duplicate the communicator           so no receive of hvdlite matches a message of the program; not if takes_comm
+//    1  duplicate the communicator           so no receive of hvdlite matches a message of the program; not with takes_comm
 //    2  split it by host, as MPI sees hosts  MPI_Comm_split_type
-//    3  all introduce themselves             host name, process, kernel's boot id
+//    3  all introduce themselves             host name, process id, kernel's boot id
 //    4  merge hosts that MPI took for two    only if the introductions say so; the host communicator is then made anew
 //    5  control page, window, result memory  share(): all ranks of a host have it, or none has
 //    6  free the host communicator           no later step needs it
@@ -15,17 +15,17 @@
 //
 //    first rank of the host              other ranks of the host
 //    create the memory                   -
-//    MPI_Bcast of the Address            MPI_Bcast; an Address that does not exist: they try nothing
+//    MPI_Bcast of the Address            MPI_Bcast; if the first rank made no memory, they try nothing
 //    make the object over the memory     open the memory, make the object over it
 //    MPI_Allgather of the problems       MPI_Allgather; no problem on any rank: done
 //    unlink the name                     -
 //
 // An example: the machine has no memory for rank 2's part of the window. Rank 2's make() throws, ranks 0 and 1 have their
-// windows. All three read rank 2's text, drop what they have, and try the next kind. After the last kind the texts of all
-// attempts go into one line of the log, and the ranks exchange tensors by MPI's messages.
+// windows. All three read rank 2's text, drop what they have, and try the next kind. If the last kind fails too, the texts of
+// both attempts go into one line of the log, and the ranks exchange tensors by MPI's messages.
 //
-// If MPI itself fails in a step, check() throws. The destructor of Revoking then revokes the communicators, so that the other
-// ranks, which may wait in the same collective, get an error as well (only with fault tolerance).
+// If MPI itself fails, check() throws. From step 2 on, the destructor of Revoking then revokes the communicators, so that the
+// other ranks, which may wait in the same collective, get an error as well (only with fault tolerance).
 #include "transport/mpi_env.h"
 
 #include <unistd.h>
@@ -54,12 +54,12 @@ using base::ErrorCode;
 
 namespace {
 
-// A running peer answers within this time. A peer that does not answer may run on the same processor as this rank, although
-// there are enough processors. If both polled for longer, each would wait until the other stops polling.
+// A peer that polls on another processor usually answers within this time. If it does not answer, it may have to wait for this
+// rank's processor, although there are enough processors. Then it can answer only when this rank stops polling.
 constexpr base::microseconds kSpin{10};
 constexpr base::microseconds kYield{40};
 constexpr base::microseconds kYieldWhereShared{75};
-constexpr double kMostSpin = 1e12;  // microseconds: without an end
+constexpr double kMostSpin = 1e12;  // microseconds: 11 days
 
 // What each rank tells all others in init().
 struct Introduction {
@@ -69,7 +69,7 @@ struct Introduction {
   char boot[64] = {};  // of its kernel; "" if that is kept secret
 };
 
-// The boot id is a random number that the kernel makes at its start. By it, machines with the same host name differ.
+// The boot id is a random number that the kernel makes at its start. Two machines with the same host name have different ones.
 Introduction introduce(int leader) {
   Introduction me;
   me.leader = leader;
@@ -88,7 +88,8 @@ struct HostRanks {
 };
 
 // Returns what make() builds over memory that all ranks of the host map. The leader makes the memory, the others open it. If
-// one rank cannot, the result is null on all of them, and why_not has the reasons, one for each kind that was tried.
+// one rank cannot, all ranks try the next kind of memory. The result is null on all of them if no kind is left. why_not gets
+// one reason for each kind that has failed.
 template <typename Thing, typename Make>
 std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_t bytes,
                              std::string* why_not, Make make) {
@@ -106,7 +107,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
       try {
         if (problem.empty()) step();
       } catch (const std::exception& error) {
-        // Catches every exception, because the other ranks wait for the result.
+        // Catches every exception, because the other ranks wait for this one in MPI_Bcast and MPI_Allgather.
         problem = error.what();
       }
     };
@@ -114,7 +115,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
       attempt([&] { memory = SharedMemory::create(kind, name, bytes, &address); });
     }
     check(host.mpi, host.mpi->bcast(&address, sizeof(address), 0, host.comm), "MPI_Bcast");
-    SharedMemory* const original = memory.get();  // the object made below owns it now
+    SharedMemory* const original = memory.get();  // the object made below will own it
     if (address.exists != 0) {
       if (host.rank > 0) attempt([&] { memory = SharedMemory::open(address, bytes); });
       attempt([&] { thing = make(std::move(memory)); });
@@ -137,9 +138,9 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
   return nullptr;
 }
 
-// Makes the host's memory for results. Its address space is twice what each rank keeps, so that there is room for blocks in
-// use. It needs a memfd, because /dev/shm limits the size of its files. Null: results are private, which only costs memory
-// bandwidth.
+// Makes the host's memory for results. Each rank's part is twice as large as the results that the rank may keep for later, so
+// that there is also room for results in use. The memory needs a memfd, because /dev/shm, whose size is limited, may be too
+// small. Null: results are private, which only costs memory bandwidth.
 std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::Config& config) {
   std::uint64_t part = 0;
   const bool some_fit =
@@ -161,8 +162,8 @@ std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::C
                              });
 }
 
-// MPI's collectives fail only on those ranks that talk to a lost one. If they fail here, this rank tells the others by revoking
-// the communicators.
+// A collective of MPI may fail only on those ranks that talk to a lost one. If it fails here, this rank tells the others by
+// revoking the communicators. With an empty list, as after a success, the destructor does nothing.
 struct Revoking {
   const hvdlite_mpi* mpi;
   std::vector<hvdlite_mpi_comm> comms{};
@@ -178,11 +179,11 @@ bool some_share_a_host(const std::vector<int>& leaders) {
 
 }  // namespace
 
-// The first case that holds:
+// How long to poll and to yield, by the first case that holds:
 //
 //    the knob spin_us is set              poll for that time
 //    a processor for each rank            poll for kSpin, then yield for kYield
-//    fewer processors, or none known      yield for kYieldWhereShared
+//    fewer processors, or not known       yield for kYieldWhereShared
 base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks) {
   base::WaitPolicy waiting;
   waiting.core_to_spare = cpus >= 2 * ranks;
@@ -228,7 +229,7 @@ base::Topology place(const std::vector<int>& leaders, int rank) {
   its.size = static_cast<int>(leaders.size());
   its.local_size = static_cast<int>(mine.size());
   its.local_rank = static_cast<int>(std::find(mine.begin(), mine.end(), rank) - mine.begin());
-  // The cross group: the ranks with this local rank, one on each host that has that many ranks.
+  // The cross group: the ranks with this local rank, one on each host that has such a rank.
   its.cross_size = 0;
   for (const auto& [leader, ranks] : hosts) {
     its.is_homogeneous = its.is_homogeneous && ranks.size() == mine.size();
@@ -329,7 +330,7 @@ MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_co
     const base::Logger log(config.log_level, config.log_timestamps, rank, size);
     if (!problem.empty()) log.write(base::LogLevel::kWarning, "init", problem);
   }
-  // Without a page this rank does not know on which processors the others may run. It then waits as if they shared one.
+  // Without a page this rank does not know on which processors the others may run. It then waits as if ranks shared processors.
   int processors = 0;
   if (page) {
     const base::CpuSet cpus = page->union_of_cpus();

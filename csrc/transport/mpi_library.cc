@@ -3,9 +3,9 @@
 //
 // load_mpi() checks in this order, and each check gives the error its own text:
 //
-//    dlopen            the file exists, and the loaded MPI has all functions that the shim names
+//    dlopen            the file exists, and the loaded MPI has all functions that the shim needs
 //    dlsym, version    the shim has the table of this version of hvdlite
-//    MPI_Initialized   the program or hvdlite has called MPI_Init
+//    MPI_Initialized   the program or hvdlite has initialized MPI
 //    MPI_Query_thread  at least MPI_THREAD_SERIALIZED
 //
 // The shim is never closed: transports keep the pointer to its table.
@@ -43,8 +43,8 @@ int thread_level(const hvdlite_mpi* mpi) {
 }
 
 const hvdlite_mpi* load_shim(const char* path) {
-  // The shim needs an MPI library by its name, without a path. mpi4py has loaded a library of this name, so the dynamic linker
-  // takes that one. RTLD_NOW: a function that this MPI lacks is an error here, and not at its first call.
+  // The shim names the MPI library that it needs without a path. mpi4py has loaded a library of this name, so the dynamic
+  // linker takes that one. RTLD_NOW: a function that this MPI lacks is an error here, and not at its first call.
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
@@ -52,7 +52,7 @@ const hvdlite_mpi* load_shim(const char* path) {
                 std::string("cannot load hvdlite's MPI shim: ") + (why != nullptr ? why : path));
   }
   const auto table = reinterpret_cast<hvdlite_mpi_table_fn>(dlsym(library, "hvdlite_mpi_table"));
-  // Before any other use: in another version's table, other functions may lie at these places.
+  // This check comes before any other use of the table: in another version's table, other functions may lie at these places.
   if (table == nullptr || table()->abi_version != HVDLITE_MPI_ABI_VERSION) {
     throw Error(ErrorCode::kSystem,
                 std::string(path) + " belongs to another version of hvdlite; reinstall hvdlite");

@@ -1,5 +1,5 @@
 // The table of mpi_abi.h for one MPI. This file is compiled once for each MPI found at build time, so it includes mpi.h and
-// knows that MPI's handles, constants and versions. It needs no other file of hvdlite, and links only to MPI.
+// knows that MPI's handles and constants. It needs no other file of hvdlite than mpi_abi.h, and links only to MPI.
 //
 // What differs between the MPIs, and where it is hidden:
 //
@@ -83,7 +83,6 @@ int query_thread(int* level) {
 
 // --- communicators -------------------------------------------------------------------------------------------------------
 
-// The address is that of an MPI_Comm variable, which mpi4py keeps in its Comm object.
 int comm_from_address(const void* address, hvdlite_mpi_comm* out) {
   MPI_Comm comm;
   std::memcpy(&comm, address, sizeof(comm));
@@ -99,7 +98,7 @@ int comm_dup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out) {
 
 // Does not set the error handler, because the duplicate exists only when the request is complete. comm_adopt() sets it then.
 int comm_idup(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request) {
-  // wrap() and unwrap() copy a handle to and from the lowest bytes of its bits.
+  // MPI writes the handle to the first bytes of `bits`, from where unwrap() reads it.
   static_assert(sizeof(MPI_Comm) <= sizeof(out->bits));
   *out = wrap<hvdlite_mpi_comm>(MPI_COMM_NULL);
   MPI_Request made = MPI_REQUEST_NULL;
@@ -151,8 +150,8 @@ int tag_upper_bound(hvdlite_mpi_comm comm, int* bound) {
 
 #if HVDLITE_SHIM_ULFM
 // Open MPI's MPI_Request_get_status ignores failures, so some polls ask the communicator. A revoked communicator counts as a
-// loss, because ranks revoke it after one. A communicator that cannot be asked counts as healthy, because a wrong report would
-// end the job.
+// loss, because a rank that fails in init() revokes it (Revoking in mpi_env.cc). A communicator that cannot be asked counts as
+// healthy, because a wrong report would end the job.
 int health(MPI_Comm comm) {
   if (MPIX_Comm_is_revoked == nullptr || MPIX_Comm_get_failed == nullptr) return MPI_SUCCESS;
   int revoked = 0;
@@ -191,7 +190,7 @@ int failed_rank(hvdlite_mpi_comm comm, const int* known, int count) {
 int health(MPI_Comm) { return MPI_SUCCESS; }
 #endif
 
-// Call it for each poll that finds nothing. Of these polls of a thread, every kPollsBetween-th asks the communicator.
+// Every poll that finds nothing calls this. Each thread counts its polls, and every kPollsBetween-th asks the communicator.
 int health_now_and_then(MPI_Comm comm) {
   constexpr unsigned kPollsBetween = 16;  // asking the communicator costs as much as a few polls
   thread_local unsigned polls = 0;
@@ -258,7 +257,6 @@ int test(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* so
   return error;
 }
 
-// The caller tests the request afterwards: it completes, either matched or cancelled.
 int cancel(hvdlite_mpi_request* request) {
   MPI_Request handle = unwrap<MPI_Request>(*request);
   return handle == MPI_REQUEST_NULL ? MPI_SUCCESS : MPI_Cancel(&handle);

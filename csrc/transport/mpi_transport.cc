@@ -4,7 +4,7 @@
 //    data      MPI_Isend / MPI_Irecv with a tag of the operation; a message longer than limit_to() is cut into parts
 //    control   in the host: HostMail, if there is a window; else frames of MPI with control_tag_
 //              to other hosts: frames of MPI with control_tag_
-//    doorbell  ControlPage's bell, inside the host. Ranks of other hosts cannot ring: there the engine polls (pacing.h)
+//    doorbell  the ControlPage's bells, inside the host. Other hosts cannot ring: the engine sleeps shorter (engine/pacing.cc)
 //
 // The way of the frames of control messages between their lists:
 //
@@ -12,8 +12,8 @@
 //    receiver    spare_ ── post_frame_receives() ──► incoming_ ── receive_by_mpi(): arrived ──► spare_
 //    close()     outgoing_ and incoming_, if MPI still has the request ──► given_up_
 //
-// There are kPostedFrames frames to receive with. Each look first posts a receive, from any source, for each spare one. MPI
-// matches the receives in the order of posting, and frames of one sender keep their order. So only the oldest receive is
+// There are kPostedFrames frames for receives. receive_by_mpi() first posts a receive, from any source, for each spare frame.
+// MPI matches the receives in the order of posting, and frames of one sender keep their order. So only the oldest receive is
 // tested. An example, 20000 bytes from rank 1 on another host and 100 bytes from rank 2, in the order of arrival:
 //
 //    from 1    16384 bytes: the length (8 bytes), the first 16376 bytes    assemblers_[1] has a part of a message
@@ -23,8 +23,8 @@
 // A Ticket is the number of a slot in `posted_` plus 1, and 0 is no ticket. A slot is used again after its ticket has been
 // tested as complete. If MPI refuses a part, post() throws and the slot stays taken, because MPI may have the parts before it.
 //
-// What a failure leaves behind: MPI may still write to the memory of a request that has not ended. Such memory is never freed:
-// close() keeps the frames, and returns false if a slot is taken, so that the engine keeps the tensors.
+// What a failure leaves behind: until MPI_Finalize, MPI may use the memory of a request that has not ended. So close() keeps
+// such frames for ever, and returns false if a slot is taken, so that the engine keeps the tensors.
 #include "transport/mpi_transport.h"
 
 #include <algorithm>
@@ -46,8 +46,8 @@ namespace {
 // The tags of data begin here, above those of control messages.
 constexpr int kFirstDataTag = 2;
 // Longer messages take several frames. A frame should be sent eagerly, that is, without asking the receiver first. Open MPI's
-// limits, which include its own header, are 64 KiB over TCP and 4 KiB within a host. So it asks only before a full frame within
-// a host, which only ranks without a window send.
+// limits, which include its own header, are 64 KiB over TCP and 4 KiB within a host. So within a host MPI asks before a
+// frame of 4 KiB or more. Only ranks without a window send such frames there, and the job's transport, which knows no hosts.
 constexpr std::size_t kFrameBytes = 16384;
 constexpr std::size_t kFrameBytesInHost = 4096;
 constexpr int kPostedFrames = 8;
@@ -110,7 +110,7 @@ MpiTransport::~MpiTransport() {
 // destructor, finds no frames any more. After MPI_Finalize nothing may be called, and MPI touches no memory.
 //
 // A cancelled receive ends soon, also if a frame has come for it; the frame is then lost. A request that has not ended after
-// some tries may never end, and so its frame is given up. Sends are not cancelled.
+// some tries may never end, and so its frame is given up (DeleteEmpty frees no list with frames). Sends are not cancelled.
 bool MpiTransport::close() {
   if (mail_) mail_->close();
   int finalized = 0;
@@ -142,7 +142,7 @@ void MpiTransport::check(int error, int peer, const char* what) const {
 
 // --- data plane -----------------------------------------------------------------------------------------------------
 
-// Slots keep the capacity of their vectors, so a steady step allocates nothing.
+// A slot that is used again keeps the capacity of its vector, so a program that repeats its operations allocates nothing here.
 Ticket MpiTransport::take_slot(int peer, bool is_recv, std::size_t bytes) {
   if (free_slots_.empty()) {
     posted_.emplace_back();
@@ -202,8 +202,8 @@ Ticket MpiTransport::post_recv(int peer, std::uint32_t tag, void* data, std::siz
   });
 }
 
-// Tests the parts one after the other, and remembers how many are complete. A rank whose message has arrived counts as heard
-// (received_): received_from() tells that to the heartbeat.
+// Tests the parts one after the other, and remembers how many are complete. Each part that arrives is counted in received_, by
+// which the failure detector sees that its sender lives.
 bool MpiTransport::test(Ticket& ticket) {
   if (!ticket) return true;
   Posted& posted = posted_[ticket.id - 1];
@@ -215,7 +215,7 @@ bool MpiTransport::test(Ticket& ticket) {
     if (posted.is_recv) ++received_[static_cast<std::size_t>(posted.peer)];
     ++posted.next;
   }
-  // The sender of a large message waits for this receive.
+  // The send of a large message completes about now, and its rank may be asleep.
   if (posted.is_recv && posted.large) ring(posted.peer);
   ++activity_;
   free_slots_.push_back(static_cast<std::uint32_t>(ticket.id - 1));
@@ -249,7 +249,7 @@ void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   reap_outgoing();
 }
 
-// Each test takes time, and frames end nearly always in this order. So a frame that has not ended ends the search.
+// Each test takes time, and frames nearly always end in the order of sending. So a frame that has not ended ends the loop.
 void MpiTransport::reap_outgoing() {
   while (!outgoing_.empty()) {
     int done = 0, source = 0, bytes = 0;
@@ -290,11 +290,12 @@ bool MpiTransport::receive_message(int* source, std::vector<std::byte>* message,
   return !host_only && receive_by_mpi(source, message);
 }
 
-// Takes frames until one completes a message. A frame that was taken is spare again, and the next turn posts its receive.
+// Takes frames until one completes a message. A taken frame is spare again, and the next turn of the loop posts its receive.
 bool MpiTransport::receive_by_mpi(int* source, std::vector<std::byte>* message) {
   if (!outgoing_.empty()) reap_outgoing();
   while (true) {
-    // If MPI refuses another receive, what has come is given first: a message may tell the cause, such as a rank's failure.
+    // If MPI refuses a receive, messages that have arrived are returned before the error: one may tell the cause, such as a
+    // rank's failure.
     const int refused = post_frame_receives();
     int done = 0, from = 0, bytes = 0;
     if (!incoming_.empty()) {
@@ -353,8 +354,7 @@ void MpiTransport::announce_leaving() {
   if (page_) page_->announce_leaving();
 }
 
-// Reports each lost rank once. The page comes first: it needs no MPI, and knows of a death as soon as the kernel has dropped
-// the lock.
+// The page comes first: it needs no MPI, and knows of a death as soon as the kernel has dropped the lock.
 bool MpiTransport::find_lost_peer(int* rank, std::string* how) {
   for (int peer = 0; page_ && peer < size(); ++peer) {
     const auto index = static_cast<std::size_t>(peer);

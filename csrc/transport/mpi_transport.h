@@ -1,8 +1,8 @@
 // The Transport over MPI's point-to-point messages, through the function table of a shim. Inside a host control messages go
 // through the host's window, if it has one.
-// Thread: the holder of the progress token, except for the doorbell. Owns: a duplicated communicator, its requests and its
-// message buffers. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text, Error(Internal) for a damaged
-// message.
+// Thread: the holder of the progress token, except for the doorbell. Owns: its requests, its message buffers, the control page
+// and the window; the communicator is never freed. Blocks: wait() only. Throws: Error(PeerLost, System) with MPI's own text,
+// Error(Internal) for a damaged message.
 #pragma once
 
 #include <list>

@@ -9,8 +9,7 @@
 //    kStreamed  copies the payload into the ring                 copies it out of the ring
 //
 // From kOffered both sides go through kStreamed. If the receiver could read the payload, `done_` is already the whole size
-// there, and nothing is copied. If the kernel refused, `done_` is 0 and the payload is streamed. So there is no other path for
-// a refusal.
+// there, and nothing is copied. If the kernel refused, `done_` is 0 and the payload is streamed. So one path serves both cases.
 //
 // An example: 3 MiB through an empty ring, and each call of process_vm_readv reads all bytes that it is asked for.
 //
@@ -25,8 +24,8 @@
 // the sender streams the 3 MiB.
 //
 // The order of stores makes that safe: the receiver stores `refused` before it counts the header as read (release), and the
-// sender looks at `refused` after it has seen that count (acquire, in room()). The sender's memory belongs to the receiver
-// until that count.
+// sender looks at `refused` after it has seen that count (acquire, in room()). Until then the sender's memory must stay as
+// it is.
 //
 // Only the receiver checks counts of the ring (there()). The sender need not: whatever `read` says, the sender stores at most a
 // quarter of the ring at once, and copy_in() stays inside of the ring.
@@ -55,8 +54,8 @@ constexpr std::size_t kAtOnce = std::size_t{1} << 20;
 // sender copies the second.
 constexpr std::size_t kPiecesInRing = 4;
 
-// The proof that a process number belongs to the sender. The value is almost certainly in no other process at this address,
-// because the time is part of it, in nanoseconds; except in a parent or a child after fork(), which have a copy.
+// The proof that a process number belongs to the sender. The time in nanoseconds is part of the value, so almost certainly no
+// other process has this value at this address. Exceptions are children forked later, and a parent that has the same copy.
 const std::uint64_t& own_proof() {
   static const std::uint64_t proof =
       static_cast<std::uint64_t>(getpid()) << 32 ^

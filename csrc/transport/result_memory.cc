@@ -25,9 +25,9 @@
 //    child     copies A to private memory, moves the copy to A's addresses, closes both ends of its pipe
 //    parent    closes its end for writing, and waits, for a limited time, until no process has such an end
 //
-// If the parent went on at once, it or another rank could store into A before the child has copied it. The end of the pipe also
-// comes if the child is killed, because the kernel then closes its descriptors. B stays shared: no array lies in it, and the
-// child gives it to nobody, because a forked child has no usable engine.
+// If the parent went on at once, it or another rank could store into A before the child has copied it. The wait also ends if
+// the child is killed, because the kernel then closes its descriptors. B stays shared: no array lies in it, and the child puts
+// no new result there, because a forked child has no usable engine.
 #include "transport/result_memory.h"
 
 #include <fcntl.h>
@@ -66,9 +66,9 @@ int tried(Call call) {
   return error;
 }
 
-// Takes pages for the whole block at once. False: the system lacks the memory. Otherwise the first write could end the process
-// by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then reserve() takes the pages, and the first
-// touches still cost page faults.
+// Takes pages for the whole block at once. False: the system lacks the memory. Without populate(), the first write would then
+// end the process by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then reserve() takes the pages, and
+// the first touches still cost page faults.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
   if (error != EINVAL) return error == 0;
@@ -122,7 +122,7 @@ struct Forks {
     }
     if (some && pipe2(pipe, O_CLOEXEC) != 0) pipe[0] = pipe[1] = -1;
   }
-  // Nobody writes into the pipe. poll() returns when no process has an end for writing any more.
+  // Nobody writes into the pipe. poll() returns when no process has an end for writing any more, or after kMostCopyingMs.
   void in_parent() {
     if (pipe[0] >= 0) {
       close(pipe[1]);  // otherwise this process itself would keep the pipe open

@@ -12,13 +12,13 @@
 //
 // Why open() checks so much. The path alone proves nothing: in another pid namespace /proc/PID/fd/N is a file of another
 // process, and in another container /dev/shm may be another folder. Device and inode identify the file itself. In /dev/shm
-// another user may have made a file or a link meanwhile; steps 2 to 4 refuse both. A damaged Address may have any path; step 1
-// refuses those that create() never makes.
+// another user may have made a file or a link of this name; steps 2 to 4 refuse both. A damaged Address may have any path;
+// step 1 refuses those that create() never makes.
 //
 // Examples of paths:
 //
 //    memfd    /proc/4711/fd/9                                                   process 4711 made it, its descriptor is 9
-//    shm      /dev/shm/hvdlite-window-6f1c0a5e9b3d27488e21d4c07ab95f13          32 digits from random_name()
+//    shm      /dev/shm/hvdlite-window-6f1c0a5e9b3d27488e21d4c07ab95f13          32 hexadecimal digits
 //
 // The descriptor stays open as long as the object lives. Others open a memfd through its creator's descriptor, reserve() needs
 // a descriptor, and a process that closed one would lose its record lock on the control page (control_page.h).
@@ -177,7 +177,7 @@ void SharedMemory::unlink() {
   linked_ = false;
 }
 
-// The pages themselves live on while another process maps them.
+// The pages live on while another process maps them or has the file open.
 SharedMemory::~SharedMemory() {
   unlink();
   if (memory_ != nullptr) munmap(memory_, bytes_);

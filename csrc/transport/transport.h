@@ -79,8 +79,8 @@ class Transport {
   virtual void announce_failure(const std::string& cause) = 0;
   // This rank ends without a failure: the other ranks of this host do not take it for lost.
   virtual void announce_leaving() = 0;
-  // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Ranks of
-  // other hosts are found only by an MPI with fault tolerance.
+  // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Over
+  // MPI, ranks of other hosts, and ranks of this host if it has no shared memory, are found only with fault tolerance.
   virtual bool find_lost_peer(int* rank, std::string* how) = 0;
   // A number that changes when a message from this rank, or a part of one, arrives: the rank lives. It never changes if
   // the transport does not count.
