@@ -46,8 +46,8 @@ namespace {
 
 bool cacheable(OpKind kind) { return kind != OpKind::kJoin && !base::changes_sets(kind); }
 
-// For the failure of a join, or of an operation that is not counted here. In a failure, only the set and the name of the request
-// have to be right (Response::request).
+// For the failure of a join, or of an operation that is not counted here. In a failure, only the set and the name of the
+// request have to be right (Response::request).
 RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
   request.set = set;
