@@ -1,4 +1,5 @@
-// SetNegotiation on the set's first member, which coordinates. set_negotiation.cc and set_port.cc have the rest.
+// Those functions of SetNegotiation that are for the coordinator, on the set's first member. (The other members call begin(),
+// too.) set_negotiation.cc and set_port.cc have the rest.
 //
 // The way of a request that comes in a message, in a set whose port has begun:
 //
@@ -10,12 +11,14 @@
 // A member that has joined or left announces nothing at the port, so no unit can become complete there. Therefore the port is
 // closed, and stays closed, while there are such members (Coordinator::needs_messages).
 //
-// A verdict says that operations can never complete. Members may have announced some of them only at the port:
+// A verdict says that operations can never complete. Members may have announced some of them only at the port, and
+// fail_doomed() fails only operations that the Coordinator counts:
 //
 //    1  hear                 the Coordinator dooms the operations, so that it settles none of them meanwhile
 //    2  keep_port            closes the port, if it is open
 //    3  all members          read the closing. Each sends an Announcement that says so, with what it had announced at the port
-//    4  carry_out_verdicts   when all that have not left have sent it: fails those that the Coordinator counts
+//    4  carry_out_verdicts   when each member that has not left has sent this Announcement: fails those of the operations that
+//                            the Coordinator counts
 //    5  keep_port            opens the port again, unless there is another reason to keep it closed
 //
 // While attentive_ is false, the Coordinator only waits for other ranks, and a pass calls neither keep_port nor send_decided.
@@ -33,8 +36,8 @@ using Step = Agreement::Step;
 
 namespace {
 
-// While the coordinator counts more requests than this, a closed port stays closed, because opening it puts all their keys into
-// its table.
+// While more names than this are open at the coordinator (Coordinator::open), a closed port stays closed, because all their
+// keys go into the port's table when the port opens.
 constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -72,7 +75,8 @@ bool SetNegotiation::send_decided() {
   return sent;
 }
 
-// Does the coordinator only wait for other ranks? It has work while the port is closed or has not begun.
+// Does the coordinator only wait for other ranks? No, while the port is closed: each pass looks whether the port can open
+// (keep_port). A port that has not begun counts as closed.
 bool SetNegotiation::has_nothing_left() const {
   if (coordinator_->has_decisions() || !verdicts_.empty()) return false;
   return !port_ ||
@@ -89,7 +93,7 @@ bool SetNegotiation::send_decisions() {
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
-    // Nothing has changed yet: collect() comes only when the list has a place in the log.
+    // No decision is lost: collect() comes only when the port has taken the list.
     if (step == Step::kRefused) {
       try_again_ = true;
       return false;
@@ -111,11 +115,12 @@ bool SetNegotiation::send_decisions() {
   return true;
 }
 
-// The agreement begins when all earlier users of its memory have left. Until then everything goes through messages.
+// Only for a port in shared memory; copies exist from the beginning. While earlier users of the memory have not left it,
+// everything goes by message. After that, units wait until the coordinator's rank has begun the log.
 bool SetNegotiation::begin() {
   if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (!coordinator_) {
-    try_again_ = local_units_.waiting() > 0;  // the coordinator is about to begin
+    try_again_ = local_units_.waiting() > 0;
     return false;
   }
   port_->begin(coordinator_->sequence(), keys_of(coordinator_->open()));
@@ -124,7 +129,8 @@ bool SetNegotiation::begin() {
 }
 
 // Diverts keys that the coordinator counts, closes the port when it must be closed, and opens it again. Returns true if the
-// port has made a step.
+// port has taken the step. In memory, such a step changes only a part, or nothing, if the log has too little room. Then upkeep_
+// keeps the rest for a later pass.
 bool SetNegotiation::keep_port() {
   const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
   upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
@@ -140,8 +146,8 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// The coordinator can fail only operations that it knows. So it first closes the port: then everything announced there comes in
-// messages.
+// With a port that has begun, these are the first steps at the head of this file. Without one, nothing can become complete at a
+// port meanwhile, so the operations fail at once.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();
@@ -155,6 +161,7 @@ void SetNegotiation::hear(Verdict message) {
 }
 
 void SetNegotiation::carry_out_verdicts() {
+  // closings_ counts the last closing only when this rank has read the whole log.
   if (verdicts_.empty() || upkeep_.close || port_->is_open() || port_->has_news()) return;
   for (std::size_t member = 0; member < set_.members->size(); ++member) {
     const bool there = !all_.has_left((*set_.members)[member]);
@@ -165,7 +172,8 @@ void SetNegotiation::carry_out_verdicts() {
   }
 }
 
-// These keys are decided. The coordinator must not divert them later, because nothing would remove their cells from the table.
+// These keys are decided. If keep_port() diverted such a key later, its cell would stay in the table until the key is decided
+// again or the port closes. An unnamed operation's key is never decided again.
 void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
   if (upkeep_.divert.empty()) return;
   std::ranges::sort(decided);

@@ -2,7 +2,7 @@
 //
 //    tallies_         by name: who has announced it         when it is settled, or fails
 //    groups_          by label: settled operations that     when all operations of the group are settled, or when fail()
-//                     wait for the rest of their group      fails one that is still counted
+//                     wait for the rest of their group      fails one that open() returns
 //    decided_         decisions, in the order of execution  in collect()
 //    settled_names_   the names of settled operations in    in collect()
 //                     groups_ and decided_
@@ -46,8 +46,8 @@ namespace {
 
 bool cacheable(OpKind kind) { return kind != OpKind::kJoin && !base::changes_sets(kind); }
 
-// For the failure of a name without a request, and of a join. Of a failure, members use only the set and the name
-// (Response::request).
+// For the failure of a join, or of an operation that is not counted here. In a failure, only the set and the name of the
+// request have to be right (Response::request).
 RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
   request.set = set;
@@ -61,7 +61,7 @@ Status of_operation(const Request& request, const Status& why) {
   return {why.code, describe(request) + ": " + why.message};
 }
 
-// How many of the least recently used slots to examine for one whose name is not under negotiation.
+// slot_for() examines at most this many slots, the least recently used ones first.
 constexpr int kEvictionTries = 64;
 
 }  // namespace
@@ -170,7 +170,7 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
     response.error = refuse_without_joined(tally.requests, members_);
   }
   response.divisor = divisor_of(tally);
-  // Replaces any other error: validate() takes a member that has not asked for one that has joined.
+  // Replaces any other error, because that one may be wrong: validate() treats each member that has not asked as joined.
   if (!left_.ok()) {
     response.error = of_operation(*response.request, left_);
   }
@@ -180,8 +180,8 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
 }
 
-// The number of members that an Average counts; 0: all. It leaves out members that have not asked and that joined with the wish
-// not to be counted.
+// The number of members that an Average counts; 0: all. A member is not counted if it has not asked for the operation, and if
+// its join said that an Average is not to count it.
 std::int32_t Coordinator::divisor_of(const RequestTally& tally) const {
   std::int32_t uncounted = 0;
   for (std::size_t i = 0; joined_count_ > 0 && i < members_.size(); ++i) {
@@ -200,12 +200,12 @@ void Coordinator::decide(Settled settled) {
   }
 }
 
-// The operations of a group are decided together, in the order of the group, or all fail. A failure is decided at once, so that
-// no caller waits for the rest of the group. An example with the group a, b, c:
+// The operations of a group are decided together, in the order of the group, or all fail. The first failure is decided at once,
+// so that no caller waits for the rest of the group. An example with the group a, b, c:
 //
-//    a is settled          it waits in `ready`
+//    a is settled          a waits in `ready`
 //    b is settled, fails   b and a are decided, both with the error of b
-//    c is settled          it is decided with the error of b, although c alone has no fault; groups_ forgets the group
+//    c is settled          c is decided with the error of b, although c itself has no fault; groups_ forgets the group
 void Coordinator::decide_in_group(Settled settled) {
   const std::string label = settled.response->request->group;
   const int size = settled.response->request->group_size;
@@ -257,7 +257,7 @@ void Coordinator::join(int member, const RequestPtr& request) {
   }
 }
 
-// All members begin anew: each of them may join again.
+// Ends the join for all members: no member counts as joined any more, and each may join again.
 void Coordinator::end_join(RequestPtr request, int last, Status error) {
   Response response;
   response.request = std::move(request);
@@ -276,7 +276,7 @@ void Coordinator::leave(const Status& why) {
   if (left_.ok()) left_ = why;
   std::vector<std::string> names;
   for (const RequestPtr& request : open()) names.push_back(request->name);
-  // No response list has told these decisions to the members. So the member that has left would not take part in them.
+  // No response list has told these decisions to the members, and the member that has left would take no part in them.
   for (Settled& settled : std::exchange(decided_, {})) {
     const RequestPtr& request = settled.response->request;
     if (settled.response->error.ok()) {
@@ -299,18 +299,18 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   const auto fail_one = [&](const RequestPtr& request) {
     // The number that collect() will give to the list with this failure.
     failed_at_[request->name] = sequence_ + 1;
-    // The text of a verdict names the operations; the text about a rank that left does not.
+    // A verdict's text names the operations. The text about a member that has left names none.
     decide_failure(request, left_.ok() ? why : of_operation(*request, why));
   };
-  // After this loop `failing` has only the names that are not counted.
+  // This loop removes the names of `counted` from `failing`.
   for (const RequestPtr& request : counted) {
     if (failing.erase(request->name) == 0 && !lost_groups.contains(request->group)) continue;
     tallies_.erase(request->name);
     fail_one(request);
   }
   for (const std::string& group : lost_groups) groups_.erase(group);
-  // These fail, too: a member may have such an operation without having announced it here, for example while it waits until the
-  // port begins.
+  // The names that are left fail, too: a member may have such an operation and not have announced it here, for example because
+  // the operation waits until the port begins.
   for (const std::string& name : failing) {
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
@@ -321,8 +321,8 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   }
 }
 
-// A doomed operation that is not counted is over, or nobody has announced it here. Without the filter, fail() would decide a
-// failure for its name, which could end the next operation of this name.
+// A doomed operation that is not counted is decided already, or no member has announced it here. Without the filter, fail()
+// would decide a failure for its name, too, and this failure could end the next operation of the name.
 void Coordinator::fail_doomed(std::vector<std::string> names, const Status& why) {
   std::set<std::string> counted;
   for (const RequestPtr& request : open()) counted.insert(request->name);
@@ -332,8 +332,8 @@ void Coordinator::fail_doomed(std::vector<std::string> names, const Status& why)
   fail(names, why);
 }
 
-// Slots are assigned here and not when an operation is settled. So they change in the order of the lists. Each member processes
-// the same lists, and changes its own cache in the same way.
+// Slots are assigned here and not when an operation is settled, because an operation of a group may be settled before others
+// that come before it in the list. Each member changes its own cache in the order of the lists, so the coordinator does, too.
 std::vector<Decision> Coordinator::collect() {
   std::vector<Decision> decisions;
   if (decided_.empty()) return decisions;
@@ -350,14 +350,14 @@ std::vector<Decision> Coordinator::collect() {
   return decisions;
 }
 
-// The response gets its slot in a copy, because a response does not change once it is shared. An operation whose requests have
-// changed keeps its slot: the list tells the members the new response.
+// The response gets its slot in a copy, because a response does not change once it is shared. A name whose requests have
+// changed keeps its slot, which gets the new requests and the new response.
 void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
   const std::optional<std::uint32_t> slot = slot_for(name);
   if (!slot) return;
   AssignedSlot& assigned = slots_[*slot];
-  // If the slot had another name, members that had announced by it see this in the list, and announce in full.
+  // The slot may have been another name's until now.
   if (assigned.response) slot_by_name_.erase(assigned.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(*slot);
@@ -369,8 +369,9 @@ void Coordinator::remember(Settled& settled) {
   touch(assigned);
 }
 
-// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation. Returns nothing
-// if it finds none in kEvictionTries tries.
+// Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation (counted, or
+// settled and not collected). If such a name lost its slot, each member that has announced the name by the slot would announce
+// it again. The coordinator would treat that as an error (add) or as the next operation. Returns nothing if it finds no slot.
 std::optional<std::uint32_t> Coordinator::slot_for(const std::string& name) {
   const auto own = slot_by_name_.find(name);
   if (own != slot_by_name_.end()) return own->second;

@@ -1,17 +1,17 @@
-// An entry lies in one of three tables, until the caller takes it back:
+// An entry lies in one of three tables, until the caller gets it back:
 //
 //    groups_               the group is not complete    admit() moves the complete group on
 //    units_ and waiting_   the unit waits               announce() moves the unit on
 //    announced_            the port has the unit        take() returns its entries
 //
-// admit() and announce() return entries that must go by message instead of moving them on. take_all() and withdraw() return
-// entries from all three tables. units_[i] is what the port learns of a unit, and waiting_[i] has the entries of the unit.
+// Entries that must go by message are not moved on: admit() returns them, and announce() adds them to `by_message`. take_all()
+// and withdraw() find entries in each of the three tables. units_[i] and waiting_[i] belong to the same unit.
 //
 // If entries of an incomplete group go by message, the later ones must follow them, because here the group would never become
 // complete. sent_groups_ counts those that are still to come. An example with the group g of a, b and c:
 //
 //    admit(a), admit(b)     groups_: g has a, b
-//    withdraw(b)            the coordinator has decided b: returns a and b. sent_groups_: g lacks 1
+//    withdraw(b)            the coordinator has decided that b fails: returns a and b. sent_groups_: 1 entry of g is to come
 //    admit(c)               returns c. sent_groups_ forgets g, and the next entry with this label begins a new group
 #include "engine/negotiation/local_units.h"
 
@@ -29,8 +29,8 @@ namespace {
 // Larger allgathers and alltoalls go by message: the coordinator checks that one tensor can hold the rows of all members.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
-// The most names in uneven_. When it has so many, all are removed before another one is added. If the rows of such a name still
-// differ, its next announcement is diverted, and the name is added again.
+// The most names in uneven_. When uneven_ has so many, all of them are removed before a name is added. If the rows of a removed
+// name still differ, its next announcement is diverted, and the name is added again.
 constexpr std::size_t kMostUneven = 1024;
 
 // May the members agree on this operation by equal requests alone? Not on a join, which decides for which members the other
@@ -76,7 +76,7 @@ void append(std::vector<Entry>& to, std::vector<Entry>&& entries) {
 void LocalUnits::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!request.in_group()) return;
-  // Leaves out the group's key if it is the last one before this request's. Other repetitions do no harm.
+  // The group's key is left out if it is already the key before the one just added. A key may be in the list more than once.
   const std::uint64_t key = request.group_hash;
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
@@ -113,16 +113,17 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
   if (group.empty()) group.reserve(size);
   group.push_back(std::move(entry));
   if (group.size() < size) return {};
-  // A rank may submit the entries in any order. All members must use the same order here: the content depends on it, and the
-  // order in which the operations run.
+  // A rank may submit the entries in any order. All members must use the same order here, because the content and the order in
+  // which the operations run follow from it.
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
   std::vector<Entry> unit = std::move(group);
   groups_.erase(key);
-  // The coordinator decides a group as a whole. So if it has to decide one operation, it gets all of them.
+  // The coordinator decides a group as a whole. So if one operation needs the coordinator, all of them go to the coordinator.
   if (!std::ranges::all_of(unit, [](const Entry& each) { return covers(*each.request); })) {
     return unit;
   }
-  // The content includes which operations of the group are absent. If that differs, the coordinator settles the group.
+  // Unit::absent stays false for a group. If members differ in which operations are absent, they differ in `content`, and the
+  // coordinator decides the group.
   const std::uint64_t content = content_of(unit);
   wait({key, content}, std::move(unit));
   return {};
@@ -131,7 +132,7 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
 void LocalUnits::remember_rows(const Response& response, int members) {
   const Request& request = *response.request;
   if (!rows_may_differ(request.kind) || request.in_group() || !response.error.ok()) return;
-  // The sizes if each member had the rows of the agreed request.
+  // Did all members have the same rows, those of the agreed request?
   if (response.sizes == sizes_of_equal(request, members)) {
     // The next operation of this name is announced at the port again.
     uneven_.erase(lasting_name(request));
@@ -142,7 +143,8 @@ void LocalUnits::remember_rows(const Response& response, int members) {
 }
 
 std::size_t LocalUnits::waiting_singles() const {
-  // A group of one does not count: its label keeps it from being fused with operations that have none.
+  // A group of one does not count: because of its label, it is not fused with operations that have no label (compatible() in
+  // fusion_planner.cc).
   const auto is_single = [](const std::vector<Entry>& unit) {
     return unit.front().request->group.empty();
   };
@@ -159,7 +161,7 @@ std::vector<Entry> LocalUnits::take_all() {
   for (auto& [key, entries] : std::exchange(announced_, {})) append(all, std::move(entries));
   for (std::vector<Entry>& entries : std::exchange(waiting_, {})) append(all, std::move(entries));
   units_.clear();
-  // give_up_group() removes the group from the table.
+  // The loop ends, because give_up_group() removes the group from groups_.
   while (!groups_.empty()) append(all, give_up_group(groups_.begin()->first));
   return all;
 }
@@ -173,8 +175,9 @@ std::vector<Entry> LocalUnits::give_up_group(std::uint64_t key) {
   return entries;
 }
 
-// The key is enough if this rank asked for what was decided. If the operation has failed, this rank may hold it under another
-// key, because here it belongs to another group or to none. Only then are the names of all entries compared.
+// The key is enough if this rank asked for what was decided. If the operation has failed, this rank may hold its entry under
+// another key, because this rank's request may be in another group or in none, and so may the decided one (Coordinator::fail).
+// Only then are the names of all entries compared.
 std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
   const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
   const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {

@@ -12,11 +12,11 @@
 //
 //    another rank says goodbye    catch_up(), then left()
 //    this rank leaves             close() until it returns true, then leave(). When a coordinator that leave() returned has
-//                                 answered or left: fail_undecided(). In the end stop_reading()
-//    this rank fails              abandon(), then end_all()
+//                                 answered the goodbye or has said goodbye itself: fail_undecided(). In the end stop_reading()
+//    this rank fails              abandon() at the first failure, then end_all()
 //
-// In steps of set 0 an agreed change may add or remove other sets, while a loop goes over sets_. Such a loop stays correct: set
-// 0 itself is never removed, and other sets carry out no changes.
+// A step of set 0 may carry out a change that adds or removes other sets, while a loop goes over sets_. Such a loop stays
+// correct: at that moment it is at set 0, whose element stays in the map, and no step of another set adds or removes sets.
 #include "engine/negotiation/negotiation.h"
 
 #include <numeric>
@@ -38,7 +38,7 @@ Negotiation::Negotiation(const Settings& settings, int ranks, Regions regions, C
       left_(static_cast<std::size_t>(ranks), false) {
   std::vector<int> all(static_cast<std::size_t>(ranks));
   std::iota(all.begin(), all.end(), 0);
-  // The first set gets the id 0. It is never removed and keeps its port, so the answer in agrees_in_memory_ stays right.
+  // The first set gets the id 0. This set is never removed and keeps its port, so agrees_in_memory_ stays right.
   create_set(std::move(all));
   agrees_in_memory_ = sets_.begin()->second->agrees_in_memory();
 }
@@ -56,7 +56,8 @@ const SetNegotiation* Negotiation::find(std::int32_t set) const {
 
 // --- what this rank asks ----------------------------------------------------------------------------------------------
 
-// A removal that was held back comes here again. It is checked again, because this rank may have joined since then.
+// A removal that was held back comes here again (resume_removals), and is checked again: since the first check this rank may
+// have joined.
 void Negotiation::admit(Entry& entry) {
   const Request& request = *entry.request;
   SetNegotiation* set = find(request.set);
@@ -138,7 +139,7 @@ void Negotiation::left(int rank, const Status& why) {
   for (auto& [id, set] : sets_) set->left(rank, why);
 }
 
-// Calls every set, also after one that is not closed yet. So the closings of several ports take place at the same time.
+// Does not stop at the first set that is not closed yet. So the closings of several ports take place at the same time.
 bool Negotiation::close() {
   bool all = true;
   visit_sets([&](SetNegotiation& set) { all = set.close() && all; });
@@ -180,7 +181,8 @@ void Negotiation::end_all(const Status& why) {
 
 // --- questions --------------------------------------------------------------------------------------------------------
 
-// Without the removals that this rank holds back. They wait for this rank's operations on the set to be removed.
+// Removals that this rank holds back do not count: no other rank knows of them, and each waits only until this rank's
+// operations on its set have ended.
 bool Negotiation::has_pending() const {
   return std::ranges::any_of(sets_, [](const auto& each) { return each.second->has_pending(); });
 }

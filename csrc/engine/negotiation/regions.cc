@@ -7,8 +7,8 @@
 //    take(C)       C, users 5         B, users 2         region 0, free after 3 departures
 //
 // give_back(A) says only that the next set may get the region. Ranks carry out the removal of A at different times, and until
-// then a rank reads the ledger of A there. When it needs the region no more, it counts its departure (~SharedChannel). So C
-// uses the region when three ranks have left it, and it does not matter which rank is the last.
+// then a rank may read the ledger of A there. When a rank no longer needs the region, it adds 1 to the region's departures in
+// the window (~SharedChannel). So C uses the region after 3 departures, and it does not matter which rank is the last.
 #include "engine/negotiation/regions.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ Regions::Grant Regions::take(std::int32_t set, const std::vector<int>& members) 
   }
   const bool on_several = members_on.size() > 1;
   if (most < 2 || (on_several && !everywhere_)) return {};
-  // Always the first unused ones: all ranks must choose the same ones, and exchange no message about that.
+  // Always the first unused ones, because all ranks must choose the same regions and exchange no message about the choice.
   std::vector<std::size_t> unused;
   for (std::size_t i = 0; i < uses_.size(); ++i) {
     if (uses_[i].set < 0) unused.push_back(i);
