@@ -51,8 +51,8 @@ int float_number(DType dtype) {
   return base::is_float(dtype) ? static_cast<int>(dtype) - static_cast<int>(DType::kFloat16) : -1;
 }
 
-// The bits of one unit. Sum and Average start from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is +0.
-// Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity together.
+// The bits of one unit. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity
+// together. Sums start from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is +0.
 std::uint64_t float_identity(DType dtype, ReduceOp op) {
   struct Bits {
     std::uint64_t minus_zero, infinity, one;
@@ -69,8 +69,8 @@ std::uint64_t float_identity(DType dtype, ReduceOp op) {
   return op == ReduceOp::kProduct ? bits.one : bits.minus_zero;
 }
 
-// The bits of one unit of an integer type or bool. Sum and Average start from 0. Signed types have odd numbers in DType. For
-// bool Max is "any" and Min is "all".
+// The bits of one unit of an integer type or bool. Signed types have odd numbers in DType. For bool Max is "any" and Min is
+// "all".
 std::uint64_t integer_identity(DType dtype, ReduceOp op) {
   const bool least = op == ReduceOp::kMax;
   if (op == ReduceOp::kProduct) return 1;
