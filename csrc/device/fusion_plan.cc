@@ -11,8 +11,7 @@
 //    bool                       to bool or uint8, or from uint8, with any factor and divisor, which bool ignores
 //
 // The number of a float kernel in HVDLITE_KERNEL_LIST is kFirstFloat + from * kNumFloats + to. An example: bfloat16 is the
-// second of the four floats (1) and float32 the third (2), so the kernel from bfloat16 to float32 has the number 2 + 1 * 4 + 2
-// = 8.
+// second of the four floats (1) and float32 the third (2), so bfloat16 to float32 has the number 2 + 1 * 4 + 2 = 8.
 //
 // Floats have a kernel for each pair of types, because gradients pass through these kernels in each step. One kernel that asks
 // for the type of each element would be limited by its computation instead of by memory. Complex numbers are pairs of floats,

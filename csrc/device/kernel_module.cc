@@ -1,6 +1,6 @@
 // The steps of the constructor. The first image that the driver accepts ends them:
 //
-//    1  load the built-in image, if the build had an nvcc
+//    1  load the built-in image, if the build made one
 //    2  for each NVRTC that can be loaded, in the order of by_fitness():
 //          a  find a kept image of this NVRTC for this GPU, and load it
 //          b  compile, load, and keep what was loaded

@@ -107,8 +107,8 @@ PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionP
                                     const Arguments& arguments, cuda::Stream stream) {
   const std::size_t bytes = table_bytes(arguments);
   Buffer pinned = pinned_->get(bytes, stream);
-  // The pool orders the stream after the launches that read the former table in this memory. So the copy does not overwrite that
-  // table too early.
+  // The pool orders the stream after the launches that read the former table in this memory. So the copy does not overwrite
+  // that table too early.
   Buffer memory = memory_->get(bytes, stream);
   write_table(pieces, plan, arguments, pinned.data());
   try {
