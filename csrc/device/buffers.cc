@@ -7,30 +7,32 @@
 // Where the pool notes what, and until when:
 //
 //    kept        memory that came back, in the order of return; until get() takes it, or trim()
-//    lent        for each buffer in use for which lend() was called: the events that used() has reported; until the buffer
-//                comes back, and then kept has these events as also_after; or until it is abandoned
+//    lent        for each buffer in use for which lend() was called: the events that used() has reported, until a later
+//                used() finds that they have come; until the buffer comes back (then kept has these events as also_after),
+//                or is abandoned
 //    doomed_     memory that trim() has taken out of kept; until the thread takes it to free it
 //    allocated   the number of buffers in use, kept and abandoned, and of those that allocate() asks for now
 //
-// The pool's mutex protects kept, lent and allocated. Freeing has a mutex of its own; a thread that takes both takes it second.
-// MemAlloc and MemFree, which may wait for the GPU, are called without a mutex.
+// The pool's mutex protects kept, lent and allocated. Freeing has a mutex of its own; a thread that takes both takes the pool's
+// first. Memory is allocated and freed without a mutex, because the driver may wait for the GPU there.
 //
-// get() first looks for kept memory (reuse()) and asks the driver only if there is none. Device memory may be given out while
-// the GPU still uses it: the new user's stream is ordered after the old user's events. An example with one buffer and two
-// streams:
+// get() first looks for kept memory of a suitable size (reuse()), and asks the driver only if there is none. Device memory may
+// be given out while the GPU still uses it: the new user's stream is ordered after the old user's events. An example with one
+// buffer and two streams:
 //
 //    host        event E is recorded after the kernel that reads; ~Buffer with free_after = E; get() for stream 2
 //    stream 1    a kernel reads the buffer ──► E
 //    stream 2                                waits for E ──► a kernel writes to the buffer
 //
-// The host does not wait in ~Buffer and get(), even if E has not come. Page-locked memory is not given out before its events
-// have come, because the host itself writes to it.
+// The host waits for E neither in ~Buffer nor in get(). Page-locked memory is not given out before its events have come,
+// because the host itself writes to it.
 //
-// If the driver has no memory, allocate() takes any kept buffer that is large enough, also a much larger one. If there is none,
-// it frees everything idle, waits for the thread that frees, and asks once more.
+// If the driver has no memory, allocate() takes the smallest kept buffer that is large enough, even if it is much larger. If
+// there is none, it frees everything idle, and waits for the thread that frees. It asks the driver once more if there was
+// something to free.
 //
-// No function needs room in a list while it returns a buffer (give_back, trim, Freeing::add): the room for that was made when
-// the buffer was allocated (count_one). So destructors cannot fail.
+// The functions that return a buffer (give_back, trim, Freeing::add) append to lists, but never need new room there, because
+// count_one() has made the room when the buffer was allocated. So destructors cannot fail.
 //
 // (Over 400 lines, because the buffer, the pool and the thread that frees change the same lists.)
 #include "device/buffers.h"
@@ -60,7 +62,8 @@ constexpr std::size_t kSmallest = 512;
 constexpr std::size_t kPage = std::size_t{2}
                               << 20;  // the driver takes GPU memory in pages of this size
 constexpr base::microseconds kFreeingPatience{1'000'000};
-// If memory is short, wait this long for memory that is being freed. After that the rank fails, instead of waiting for ever.
+// If memory is short, get() waits at most this long for memory that is being freed. The driver may never free it, because a
+// kernel may wait for a lost rank.
 constexpr base::microseconds kShortPatience{10'000'000};
 constexpr base::microseconds kNap{100};
 
@@ -88,7 +91,7 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
  public:
   explicit Freeing(BufferPool::Kind kind) : kind_(kind) {}
 
-  // Makes room for this many, so that adding them cannot fail.
+  // Makes room for `more` pieces of memory beyond those that are there.
   void reserve(std::size_t more) {
     const std::lock_guard lock(mutex_);
     doomed_.reserve(doomed_.size() + more);
@@ -121,7 +124,7 @@ class BufferPool::Freeing : public std::enable_shared_from_this<Freeing> {
       {
         const std::lock_guard lock(mutex_);
         if (doomed_.empty()) {
-          gpu.reset();  // released before others see that this thread is idle
+          gpu.reset();  // the GPU is released before others see that this thread is idle
           running_ = false;
           return;
         }
@@ -160,7 +163,6 @@ Buffer::~Buffer() {
   if (data_ != nullptr) home_->give_back(*this);
 }
 
-// All that a pool knows. In `kept` the oldest memory comes first.
 struct BufferPool::State {
   struct IdleBuffer {
     void* data;
@@ -172,7 +174,7 @@ struct BufferPool::State {
   };
   struct Lent {
     std::size_t capacity;
-    std::vector<EventPtr> events;  // of operations on it, without those that are done
+    std::vector<EventPtr> events;  // of operations on it
   };
   State(GpuPtr of, Kind what, std::size_t keep)
       : gpu(std::move(of)),
@@ -187,7 +189,7 @@ struct BufferPool::State {
   std::mutex mutex;
   std::vector<IdleBuffer> kept;
   std::size_t kept_bytes = 0;
-  std::size_t allocated = 0;  // existing buffers, also abandoned ones
+  std::size_t allocated = 0;
   bool closed = false;
   std::map<std::uintptr_t, Lent> lent;  // by address
   std::atomic<std::size_t> num_lent{0};
@@ -202,8 +204,8 @@ struct BufferPool::State {
   void trim(std::size_t limit) noexcept;
 };
 
-// Finds the smallest buffer that is large enough and not too large. Of equal ones it takes the first idle one, or else the
-// oldest.
+// Finds the smallest buffer of `wanted` to `most` bytes. Of equal ones it takes the idle one that came back first. If none of
+// them is idle, it takes the one that came back first.
 std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std::size_t wanted,
                                                                              std::size_t most) {
   auto best = kept.end();
@@ -214,9 +216,9 @@ std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std
       if (candidate->capacity > best->capacity) continue;
       if (candidate->capacity == best->capacity && best_idle) continue;
     }
-    // Asks the driver for each event, so the cheaper comparisons come first.
+    // idle() calls the driver, so the cheaper comparisons come first.
     const bool idle = candidate->idle();
-    // The host would write to page-locked memory at once, before the GPU is done with it.
+    // The new user may write to page-locked memory at once, while the GPU still uses it.
     if (!idle && kind == Kind::kPinned) continue;
     if (!idle && best != kept.end() && candidate->capacity == best->capacity) continue;
     best = candidate;
@@ -262,17 +264,17 @@ void BufferPool::State::count_one() {
   ++allocated;
 }
 
-// Asks the driver. The number of existing buffers is raised before, so that count_one() never makes room for too few. It is
-// lowered again if the driver gives no new buffer: after an error, and also if a kept buffer serves instead, because that one
-// was counted when the driver gave it.
+// `allocated` is raised before the driver is asked. Otherwise two threads that ask at the same time would each make room for
+// one buffer more, and two would come. `allocated` is lowered again if the driver gives no new buffer: after an error, and also
+// if a kept buffer serves instead, because that one was counted when the driver gave it.
 void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buffer* buffer) {
   count_one();
   void* data = nullptr;
   cuda::Result result = cuda::kSuccess;
   try {
     const Current current(*gpu);
-    // The thread may finish between the first question and free_all(), which then finds nothing. The driver has more memory
-    // then, so the second question is asked in this case, too.
+    // The thread that frees may finish between the first try_allocate() and free_all(), which then finds nothing to free. The
+    // driver has more memory then. So was_freeing leads to the second try, too.
     const bool was_freeing = !freeing->is_idle();
     result = try_allocate(capacity, &data);
     if (result == cuda::kOutOfMemory && !reuse(capacity, SIZE_MAX, stream, buffer)) {
@@ -295,8 +297,8 @@ void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buff
   if (!*buffer) throw Error(ErrorCode::kSystem, why_none(capacity, result));
 }
 
-// Memory is short: frees all idle memory of the pool, and waits for that without the lock, for kShortPatience at most. Returns
-// false if there was nothing to free and nothing being freed.
+// Frees all idle memory of the pool, and waits until it is freed, without the lock, for kShortPatience at most. Returns false
+// if there was nothing to free and nothing being freed.
 bool BufferPool::State::free_all() {
   bool any = false;
   {
@@ -341,8 +343,8 @@ BufferPool::BufferPool(GpuPtr gpu, Kind kind, std::size_t keep_bytes)
 
 BufferPool::~BufferPool() { close(); }
 
-// A kept buffer of up to twice the size serves as well. A larger one does not: a small request would hold a buffer that the
-// next large request needs.
+// A kept buffer of up to twice the rounded size serves as well. A larger one does not, because a small request would then hold
+// a buffer that the next large request needs.
 Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
   const std::size_t wanted = capacity_for(bytes);
   Buffer buffer;
@@ -353,8 +355,8 @@ Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
   return buffer;
 }
 
-// In a forked child the lock may be held for ever, so there the note in lent stays. data_ is null before the assignment: so the
-// temporary object, which gets this buffer's members, returns nothing to the pool.
+// In a forked child the lock may be held for ever, so there the entry in lent stays. The assignment swaps this buffer with an
+// empty one. data_ is null before it, so the empty one returns nothing to the pool when it ends.
 void Buffer::abandon() {
   if (data_ != nullptr && home_->state_->gpu->in_own_process()) {
     const std::lock_guard lock(home_->state_->mutex);
@@ -409,9 +411,9 @@ void BufferPool::give_back(Buffer& buffer) noexcept {
   if (state_->kept_bytes > limit) state_->trim(limit);
 }
 
-// Frees what the GPU no longer uses, and tries again until nothing is left or the time is over. The lock is released between
-// the attempts, since buffers may return meanwhile. The destructor calls this as well. What the GPU still uses after that
-// attempt is never freed, because an operation in flight may still write to it.
+// Tries again until nothing is left or the time is over. The lock is released between the attempts, so that buffers can return
+// meanwhile. The destructor calls close() a last time. Memory that the GPU still uses at its last attempt is never freed,
+// because an operation in flight may still write to it.
 void BufferPool::close() {
   if (!state_->gpu->in_own_process()) return;
   const base::Clock::time_point limit = base::Clock::now() + kFreeingPatience;

@@ -49,7 +49,8 @@ class Buffer {
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   enum class Kind { kDevice, kPinned };
-  // Keeps at most `keep_bytes` of returned memory, not counting memory that the GPU still uses.
+  // Whenever a buffer comes back, the pool frees returned memory that the GPU no longer uses, until it keeps at most
+  // `keep_bytes`. Memory that the GPU still uses stays.
   BufferPool(GpuPtr gpu, Kind kind, std::size_t keep_bytes);
   ~BufferPool();
   // Gives at least `bytes` bytes, aligned to 256, uninitialised. They are usable in `stream`; page-locked memory is usable by

@@ -7,10 +7,10 @@
 //
 // The mutex of Devices is held meanwhile, so two threads that ask for one GPU get the same Device. Only kernels() takes another
 // mutex, that of its Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only
-// after its constructor has returned, so a failure is not kept. Its cause may have gone at the next call, for example another
-// process that had filled the GPU's memory.
+// after its constructor has returned, so after a failure the next call tries again. Then the cause may be gone, for example
+// another process that had filled the GPU's memory.
 //
-// A Device never moves and is never removed while this object lives. So callers use the reference without the lock.
+// A Device never moves, and is never removed while Devices lives. So callers use the reference without the lock.
 //
 // close() first waits for communicators that are being ended, and then closes the pools: freeing memory waits for kernels, and
 // those of a communicator may wait for other ranks (buffers.h).
@@ -81,7 +81,7 @@ bool Devices::used() const {
   return !devices_.empty();
 }
 
-// The engine calls this in its shutdown. The destructor calls it again, for owners that do not (csrc/c_api/fusion.cc).
+// The engine calls close() in its shutdown. The destructor calls it for owners that do not (csrc/c_api/fusion.cc).
 void Devices::close() {
   const std::lock_guard lock(mutex_);
   if (nccl_) nccl_->wait_for_endings(kNcclPatience);

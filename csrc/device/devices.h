@@ -1,7 +1,7 @@
 // The GPU resources of one owner, such as an engine: the driver, NCCL, and the GPUs used so far with their buffers and kernels.
-// Thread: any; one lock, held while something is opened for the first time, and by close(). Owns: all of it. Blocks: on the
-// first use of each; close(). Throws: what each part throws. Each call tries again, so that a cause which has gone does not
-// stay an error.
+// Thread: any; one lock of Devices, and one of each Device for its kernels. They are held while something is opened for the
+// first time; close() holds the first. Owns: all of it. Blocks: on the first use of each; close(). Throws: what each part
+// throws. Each call tries again, so that a cause which has gone does not stay an error.
 #pragma once
 
 #include <map>

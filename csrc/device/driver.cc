@@ -6,11 +6,11 @@
 //    4  cuInit                the driver cannot be used by this process (remedy_of has the causes)
 //    5  cuDeviceGetCount      the number is 0
 //
-// Step 2 comes before step 3, because the symbols of a driver that is too old would give an error that names one missing
-// function instead of the version.
+// Step 2 comes before step 3. Otherwise the error for a driver that is too old would name a missing function instead of the
+// version.
 //
-// The functions come from HVDLITE_CUDA_FUNCTIONS (cuda_abi.h), one list for their types and their symbols. So the wheel needs
-// neither CUDA's headers nor its libraries when it is built.
+// HVDLITE_CUDA_FUNCTIONS (cuda_abi.h) lists each function's type and symbol. A function that is added to the list is also
+// looked up here.
 #include "device/driver.h"
 
 #include "base/error.h"
@@ -51,7 +51,7 @@ const char* remedy_of(cuda::Result result) {
 Driver::Driver(const Candidates& candidates)
     : library_("the CUDA driver", candidates, "HVDLITE_CUDA_LIBRARY") {
   library_.require(&functions_.DriverGetVersion, "cuDriverGetVersion");
-  // This works before cuInit. A driver of another kind (a stub) may refuse it; then cuInit gives the reason.
+  // The toolkit's stub may refuse this call. Then cuInit gives the reason.
   if (functions_.DriverGetVersion(&version_) == cuda::kSuccess && version_ < kOldestDriver) {
     throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() + ") knows CUDA " +
                                              version_text(version_) + ", hvdlite needs " +
@@ -70,7 +70,7 @@ void Driver::initialize() {
                                              ") cannot be used: " + describe(result, "cuInit") +
                                              "; " + remedy_of(result));
   }
-  // Again, with a check: the constructor has ignored an error of the first call.
+  // Asked again, with a check: the constructor has ignored an error of the first call.
   check(functions_.DriverGetVersion(&version_), "cuDriverGetVersion");
   check(functions_.DeviceGetCount(&devices_), "cuDeviceGetCount");
   // Usually cuInit has failed with kNoDevice before.
@@ -80,9 +80,9 @@ void Driver::initialize() {
   }
 }
 
-// Example: "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)". If the driver does not know the number, both pointers
-// stay null, and the text has the number. All errors about stream capture have numbers from kCaptureUnsupported to
-// kCaptureWrongThread. The driver's text does not tell a user of hvdlite what to do then, so the remedy is added.
+// If the driver does not know the error, both pointers are null, and the text has the error's number. All errors about stream
+// capture have numbers from kCaptureUnsupported to kCaptureWrongThread. For these the driver's text does not tell a user of
+// hvdlite what to do, so the remedy is added.
 std::string Driver::describe(cuda::Result result, const char* function) const {
   const char* name = nullptr;
   const char* text = nullptr;

@@ -3,18 +3,18 @@
 // blocks share a large tensor.
 //
 //    short lists    the addresses, offsets and counts travel in the launch's arguments    no copy to the GPU
-//    other lists    they are in a table in the GPU's memory (piece_lists.h)               copied once, found again in each step
+//    other lists    they are in a table in the GPU's memory (piece_lists.h)               copied if no kept table has the list
 //
 // A list is short if it has at most kInlinePieces pieces, and all counts and offsets in units are less than 2^32, because the
 // arguments have 32 bits for each. The table has 64.
 //
 // The steps of pack and unpack: choose the kernel (plan_fusion), check the addresses, describe the pieces, find or upload the
-// table if there is one, and launch. All checks come before the first call of the driver, so a refused conversion leaves the
-// stream as it was. The calls only enqueue work, and wait for the GPU only where PieceLists does.
+// table if the list is not short, and launch. All checks come before the first call of the driver, so a refused conversion
+// leaves the stream as it was.
 //
 // The lock is held from the search for a table until used() has recorded the launch. Otherwise another thread could drop the
-// table between the two, and the pool could give its memory to another user before the launch. Launches without a table share
-// nothing and need no lock.
+// table before the launch, and the pool could give its memory to a new table. Launches without a table need no lock, because
+// they change nothing that threads share.
 #include "device/fusion_kernels.h"
 
 #include <array>
@@ -35,12 +35,12 @@ std::string hexadecimal(std::uint64_t address) {
   return text.data();
 }
 
-// For copies of bits the plan has an alignment of 1, so they always pass. Example: a float32 tensor at 0x7f02 is copied, but
-// neither scaled nor cast.
+// For copies of bits the plan has an alignment of 1, so every address passes. Example: a float32 tensor at 0x7f02 can be
+// copied, but not scaled or cast.
 //
 // A kernel that reads a misaligned element makes the GPU's context unusable until the process ends, so no such address may
-// reach a kernel. All addresses are first tested together, because with a thousand tensors a division for each would take
-// longer than the launch.
+// reach a kernel. All addresses are first tested together, because with a thousand tensors a division for each can take longer
+// than the launch.
 void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
                      const FusionPlan& plan) {
   const std::uint32_t tensor_align = unpack ? plan.to_align : plan.from_align;
@@ -50,7 +50,7 @@ void check_alignment(std::span<const Piece> pieces, std::uintptr_t buffer, bool 
   for (const Piece& piece : pieces) {
     bits |= piece.count == 0 ? 0 : reinterpret_cast<std::uintptr_t>(piece.tensor);
   }
-  // The alignment is a power of two, so it divides all addresses if it divides the union of their bits.
+  // The alignment is a power of two, so it divides all addresses if it divides their bitwise "or".
   if (bits % tensor_align == 0) return;
   // The second pass finds the tensor that the error names.
   for (const Piece& piece : pieces) {
@@ -83,7 +83,6 @@ void FusionKernels::unpack(std::span<const Piece> pieces, const void* buffer,
   move(pieces, reinterpret_cast<std::uintptr_t>(buffer), true, conversion, nonfinite, stream);
 }
 
-// Both directions: pack and unpack differ in which side is the buffer.
 void FusionKernels::move(std::span<const Piece> pieces, std::uintptr_t buffer, bool unpack,
                          const Conversion& conversion, std::int32_t* nonfinite,
                          cuda::Stream stream) {

@@ -6,16 +6,16 @@
 //
 // The bits stay as they are in these cases:
 //
-//    floats, complex numbers    equal types, factor / divisor = 1, and the kernel does not look for infinite values and NaNs
+//    floats, complex numbers    equal types, factor / divisor rounds to 1, and nothing looks for infinite values and NaNs
 //    integers                   equal types, factor = 1 and divisor = 1
 //    bool                       to bool or uint8, or from uint8, with any factor and divisor, which bool ignores
 //
-// An example of a number: bfloat16 is the second of the four floats (1) and float32 the third (2), so the kernel from bfloat16
-// to float32 has the number 2 + 1 * 4 + 2 = 8 in HVDLITE_KERNEL_LIST.
+// The number of a float kernel in HVDLITE_KERNEL_LIST is kFirstFloat + from * kNumFloats + to. An example: bfloat16 is the
+// second of the four floats (1) and float32 the third (2), so bfloat16 to float32 has the number 2 + 1 * 4 + 2 = 8.
 //
-// Floats have a kernel for each pair, because gradients pass through them in each step. One kernel that asks for the type of
-// each element would be limited by its computation instead of by memory. Complex numbers are pairs of floats, and use the
-// kernels of floats with twice as many units.
+// Floats have a kernel for each pair of types, because gradients pass through these kernels in each step. One kernel that asks
+// for the type of each element would be limited by its computation instead of by memory. Complex numbers are pairs of floats,
+// and use the kernels of floats with two units for each element.
 //
 // The results are those of csrc/kernels, bit by bit except for NaNs (tests/unit/test_fusion_kernels.py compares them). So it
 // does not matter whether a tensor is converted on the host or on the GPU.
@@ -33,14 +33,13 @@ using base::ReduceOp;
 
 namespace {
 
-// A kernel of floats is numbered by a pair of these; its number follows those of the kernels for bits and for integers.
 constexpr int kNumFloats = 4;
 constexpr int kCopy = 0;
 constexpr int kIntegers = 1;
 constexpr int kFirstFloat = 2;
 static_assert(kNumKernels == kFirstFloat + kNumFloats * kNumFloats);
 
-// A complex number consists of two of these.
+// The type of the numbers that a kernel computes with: of a complex type, the type of its two parts.
 DType unit_of(DType dtype) {
   if (dtype == DType::kComplex64) return DType::kFloat32;
   return dtype == DType::kComplex128 ? DType::kFloat64 : dtype;
@@ -51,8 +50,8 @@ int float_number(DType dtype) {
   return base::is_float(dtype) ? static_cast<int>(dtype) - static_cast<int>(DType::kFloat16) : -1;
 }
 
-// The bits of one element. A Sum of floats starts from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is
-// +0. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity together.
+// The bits of one unit. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity
+// together. Sums start from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is +0.
 std::uint64_t float_identity(DType dtype, ReduceOp op) {
   struct Bits {
     std::uint64_t minus_zero, infinity, one;
@@ -69,7 +68,7 @@ std::uint64_t float_identity(DType dtype, ReduceOp op) {
   return op == ReduceOp::kProduct ? bits.one : bits.minus_zero;
 }
 
-// The identity of op for integers: x op identity is x. Signed types have odd numbers in DType. For bool Max is "any" and Min is
+// The bits of one unit of an integer type or bool. Signed types have odd numbers in DType. For bool Max is "any" and Min is
 // "all".
 std::uint64_t integer_identity(DType dtype, ReduceOp op) {
   const bool least = op == ReduceOp::kMax;
@@ -105,7 +104,7 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
   const int from_float = float_number(from);
   const int to_float = float_number(to);
   const bool is_complex = conversion.from != from;
-  // A float becomes no integer, an integer no float, and a complex number no real one.
+  // Refused: a float to an integer, a complex number to a real one, and the reverse of both.
   if ((from_float < 0) != (to_float < 0) || is_complex != (conversion.to != to)) {
     throw base::Error(base::ErrorCode::kUnsupported,
                       "a GPU tensor of " + std::string(base::name_of(conversion.from)) +
@@ -130,7 +129,7 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
     plan.number = kIntegers;
     exact = (is_byte(from) && is_byte(to) && (boolean || !scaled)) || (from == to && !scaled);
   }
-  // A copy counts bytes and needs no alignment: from_bytes, to_bytes and both alignments stay 1.
+  // The units of a copy are bytes: from_bytes, to_bytes and both alignments stay 1.
   if (exact) {
     plan.number = kCopy;
     plan.units = static_cast<std::uint32_t>(base::size_of(conversion.from));

@@ -1,9 +1,9 @@
 // How hvdlite shares a GPU with a framework: it uses the primary context, which is the context of the CUDA runtime, and so of
 // torch, TensorFlow, JAX and CuPy. Their streams, events and pointers are valid there.
 //
-// A thread may have another context current, or none. So each function that needs the context makes a Current, which pushes the
-// context in its constructor and pops it in its destructor. Currents may be nested: a caller that makes many calls holds one
-// Current, and the functions that it calls push the same context once more.
+// A thread may have another context current, or none. So each public function that needs the context makes a Current, which
+// pushes the context in its constructor and pops it in its destructor. Currents may be nested: a caller that calls CUDA or NCCL
+// itself holds a Current, and the functions of this file push the same context once more.
 //
 // The life of an event:
 //
@@ -14,11 +14,12 @@
 //
 // An event may return to free_events_ before the GPU has reached it, and may be recorded again at once. An example:
 //
-//    host        E = record(1), E->order(2), E ends, F = record(3): the same event of the driver
-//    stream 2    waits for the point in stream 1 that E was
+//    host        E = record(stream 1), E->order(stream 2), E ends, F = record(stream 3) takes E's event of the driver
+//    stream 2    waits for the point of stream 1 at which E was recorded
 //
-// That is right, because cuStreamWaitEvent takes the event's last record at the time of the call. Later records do not change
-// it (CUDA Driver API, cuEventRecord). finished() and synchronize() use the event itself, and their caller holds an EventPtr.
+// That is right, because cuStreamWaitEvent uses the event's last record before the call. Later records do not change for what
+// the stream waits (CUDA Driver API, cuEventRecord). finished() and synchronize() ask for the event's last record, too. Their
+// caller holds an EventPtr, so the event is not in free_events_ and is not recorded again.
 #include "device/gpu.h"
 
 #include <unistd.h>
@@ -50,13 +51,14 @@ Current::Current(const Gpu& gpu) : gpu_(gpu), capture_mode_(cuda::kCaptureModeRe
 }
 
 Current::~Current() {
-  // Errors are ignored: both calls fail only if the driver has ended.
+  // Errors are ignored, because a destructor must not throw. Later calls fail as well if the driver has ended or the GPU has
+  // failed.
   gpu_.call().ThreadExchangeStreamCaptureMode(&capture_mode_);
   cuda::Context popped = nullptr;
   gpu_.call().CtxPopCurrent(&popped);
 }
 
-// Events are used again: a job records several in each step, so most of them need no call of cuEventCreate.
+// A job records several events in each step. The pool saves a cuEventCreate and a cuEventDestroy for most of them.
 Event::~Event() { gpu_->give_back(event_); }
 
 void Event::order(cuda::Stream stream, const Gpu& stream_gpu) const {
@@ -74,7 +76,8 @@ void Event::synchronize() const {
   gpu_->driver().check(gpu_->call().EventSynchronize(event_), "cuEventSynchronize");
 }
 
-// The highest priority: if blocks of several kernels are ready, those of hvdlite run first. Other ranks wait for their results.
+// The highest priority: if blocks of several kernels are ready, the GPU starts those of hvdlite before those of streams with a
+// lower priority. Other ranks wait for hvdlite's kernels.
 OwnStream::OwnStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {
   const Current current(*gpu_);
   int least = 0;
@@ -126,13 +129,12 @@ Gpu::~Gpu() {
 
 bool Gpu::in_own_process() const noexcept { return getpid() == process_; }
 
-// In a stream under capture the driver notes an event only for the graph. It refuses to query such an event
-// (CUDA_ERROR_CAPTURED_EVENT), so hvdlite would never know that the work is done. So the operation is refused before anything
-// is recorded.
+// An event that is recorded in a stream under capture becomes a part of the graph. The driver refuses to query such an event
+// (CUDA_ERROR_CAPTURED_EVENT), so hvdlite would never know that the work is done.
 void Gpu::refuse_capture(cuda::Stream stream) const {
   int status = cuda::kCaptureStatusNone;
   const cuda::Result result = call().StreamIsCapturing(stream, &status);
-  // The legacy default stream is unusable while a stream that is ordered with it is under capture.
+  // The driver gives this error for the legacy default stream while a stream that is ordered with it is under capture.
   const bool implicit = result == cuda::kCaptureImplicit;
   if (!implicit) driver_->check(result, "cuStreamIsCapturing");
   if (!implicit && status == cuda::kCaptureStatusNone) return;
@@ -143,8 +145,8 @@ void Gpu::refuse_capture(cuda::Stream stream) const {
                   "of; do them before or after the capture");
 }
 
-// No timing, which nothing here reads. Blocking synchronisation: a thread that waits for the event (DeviceWatcher) sleeps
-// instead of spinning.
+// kEventDisableTiming: nothing reads the event's time. kEventBlockingSync: a thread in synchronize() (such as the one of
+// DeviceWatcher) sleeps instead of spinning.
 EventPtr Gpu::new_event() const {
   cuda::Event event = nullptr;
   {
@@ -171,7 +173,7 @@ void Gpu::give_back(cuda::Event event) const noexcept {
   }
 }
 
-// If the record fails, the event returns to the pool as any other: a later record makes it valid.
+// If the record fails, the event returns to the pool, because a later record makes it valid.
 EventPtr Gpu::record(cuda::Stream stream) const {
   const Current current(*this);
   refuse_capture(stream);

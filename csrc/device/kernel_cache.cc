@@ -8,8 +8,7 @@
 //
 // find() uses a file only if all of this is true: it is an ordinary file of this user or of root that no other user may write,
 // its size is that of the header plus the image, and the header is exactly the one that header_of() makes for the wanted key
-// and the bytes that were read. So the image of a damaged or foreign file never runs on the GPU: find() returns nothing,
-// and its caller compiles the kernels again.
+// and the bytes that were read. Otherwise find() returns nothing, and its caller compiles the kernels again.
 //
 // keep() never changes a file in place (write_file). Two processes that keep the same image each write a temporary file and
 // rename it. The last rename wins, and a process that has opened the other file still reads that one whole.
@@ -31,7 +30,8 @@
 namespace hvdlite::device {
 namespace {
 
-// Precedes every image. The same machine writes and reads it.
+// Precedes every image, in the byte order of the machine that writes it. A machine with the other byte order refuses the file,
+// because the size that this machine reads is another one.
 struct ImageHeader {
   char mark[8] = {'h', 'v', 'd', 'k', 'e', 'r', 'n', '1'};
   std::uint64_t key = 0;
@@ -39,7 +39,8 @@ struct ImageHeader {
   std::uint64_t hash = 0;  // of the image
 };
 
-// The hash protects against damage of the disk, not against an attacker: that is what the owner and the mode are for.
+// The hash protects against a damaged file. It does not protect against an attacker, who can compute it; the checks of the
+// owner and the mode do.
 ImageHeader header_of(std::uint64_t key, const std::string& image) {
   ImageHeader header;
   header.key = key;
@@ -50,7 +51,7 @@ ImageHeader header_of(std::uint64_t key, const std::string& image) {
   return header;
 }
 
-// 022: the group, or all others, may write.
+// 022: the bits that let the group and all others write.
 bool ours_alone(const struct stat& status) {
   return (status.st_uid == geteuid() || status.st_uid == 0) && (status.st_mode & 022) == 0;
 }
@@ -69,8 +70,7 @@ std::string make_folder(const std::string& folder) {
   return ours_alone(status) ? "" : folder + " belongs to, or may be written by, other users";
 }
 
-// Writes a temporary file and renames it, so that no process reads half a file. The temporary name is the path, a dot and six
-// random characters. Returns why it failed, or "".
+// The name of the temporary file is the path, a dot and six random characters. Returns why it failed, or "".
 std::string write_file(const std::string& path, const ImageHeader& header,
                        const std::string& image) {
   const std::string head(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -102,8 +102,8 @@ KernelCache::KernelCache(std::string folder, const base::Logger& log)
 std::optional<std::string> KernelCache::find(const std::string& name, std::uint64_t key) const {
   if (folder_.empty()) return std::nullopt;
   const std::string path = folder_ + "/" + name;
-  // O_NOFOLLOW: a link could lead to a file elsewhere. If the file cannot be opened, the log says nothing, because usually
-  // there is none so far.
+  // O_NOFOLLOW: a symbolic link could lead to a file elsewhere. If the open fails, the log says nothing, because usually no
+  // file was kept so far.
   const base::File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (file.get() < 0) return std::nullopt;
   struct stat status{};

@@ -1,6 +1,6 @@
 // The steps of the constructor. The first image that the driver accepts ends them:
 //
-//    1  load the built-in image, if the build had an nvcc
+//    1  load the built-in image, if the build made one
 //    2  for each NVRTC that can be loaded, in the order of by_fitness():
 //          a  find a kept image of this NVRTC for this GPU, and load it
 //          b  compile, load, and keep what was loaded
@@ -35,7 +35,8 @@ using base::ErrorCode;
 
 namespace {
 
-// Everything on which an image depends. If one of these changes, the old file has another name and is not found.
+// A hash of everything on which an image depends. It is part of the file's name. So if one of these changes, the old file is
+// not found.
 std::uint64_t cache_key(const std::string& nvrtc_version, int compute_capability) {
   base::Hasher hash;
   for (const KernelFile& file : kernel_files()) {
@@ -62,8 +63,9 @@ int major_of(const std::string& path) {
   return end == std::string::npos ? 0 : std::atoi(path.c_str() + end + kEnd.size());
 }
 
-// Of equal fitness, the order of the list stays: in the default list a library that the process has loaded comes first
-// (hvdlite/gpu.py). A name without a version counts as fit.
+// First the libraries of the driver's major version of CUDA or an earlier one, and those without a version in their names; then
+// the others. Within both groups the order of the list stays: in the default list those that the process has loaded come first
+// (hvdlite/gpu.py).
 Candidates by_fitness(Candidates candidates, int driver_major) {
   std::ranges::stable_partition(
       candidates, [&](const std::string& path) { return major_of(path) <= driver_major; });
@@ -72,7 +74,7 @@ Candidates by_fitness(Candidates candidates, int driver_major) {
 
 }  // namespace
 
-// cuModuleLoadData loads into the current context, so one Current lasts for the whole constructor.
+// load() loads into the current context, so one Current lasts for the whole constructor.
 KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::move(gpu)) {
   const Current current(*gpu_);
   const std::string sm = "sm_" + std::to_string(gpu_->compute_capability());
@@ -87,8 +89,8 @@ KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::m
                        gpu_->name() + "): " + origin_);
 }
 
-// problem: why there is no built-in image, or why the driver has refused it. One error has the reasons of both ways, because
-// the user may mend either.
+// problem: why there is no built-in image, or why the driver has refused it. The error has this reason and those of the NVRTCs,
+// because the user can mend either: by another build, or by another NVRTC.
 void KernelModule::compile_or_explain(const KernelSource& source, const std::string& problem) {
   try {
     compile(source);
@@ -107,8 +109,8 @@ KernelModule::~KernelModule() {
   gpu_->clean_up([&](const cuda::Functions& call) { call.ModuleUnload(module_); });
 }
 
-// The driver picks from a fat binary the code for this GPU. It refuses an image without such code, or with PTX that is newer
-// than the driver.
+// From a fat binary the driver takes the machine code for this GPU, or else translates the PTX. It refuses an image that has
+// neither of them in a form that this GPU and this driver support.
 bool KernelModule::load(const void* image, std::string* problem) {
   const cuda::Result result = gpu_->call().ModuleLoadData(&module_, image);
   if (result == cuda::kSuccess) return true;
@@ -126,7 +128,7 @@ void KernelModule::compile(const KernelSource& source) {
       return;
     } catch (const Error& error) {
       const std::string problem = error.what();
-      // Two names may stand for one library, such as +libnvrtc.so.12 and libnvrtc.so.12.
+      // Two candidates may stand for one library, such as +libnvrtc.so.12 and libnvrtc.so.12. Their error is listed once.
       if (problems.find(problem) != std::string::npos) continue;
       problems += (problems.empty() ? "" : "; and then: ") + problem;
     }

@@ -1,14 +1,15 @@
 // Why several candidates: a library may be in the process already (torch brings its own NCCL), in a package of PyPI, or in the
-// system's folders. "+NAME" takes only the first of these. Two copies of NCCL in one process take memory and threads twice. An
+// system's folders. One that is in the process comes first, because two copies of NCCL take memory and threads twice. An
 // example of NCCL's candidates, as hvdlite/gpu.py lists them:
 //
 //    +libnccl.so.2                                        only if the process has loaded a library of this name
 //    /usr/lib/python3/nvidia/nccl/lib/libnccl.so.2        this file
 //    libnccl.so.2                                         where the dynamic linker looks
 //
-// dlopen does all of it: a name with a slash is a path, and with RTLD_NOLOAD dlopen gives only a library that is loaded.
+// dlopen makes the difference between the three: a name with a slash is a path, and with RTLD_NOLOAD, which stands for the +,
+// dlopen gives only a library that is loaded already.
 //
-// No library is closed, so a library that loads() has tried with success stays in the process.
+// No library is closed, so a library that loads() has opened stays in the process, even if it is not used.
 #include "device/library.h"
 
 #include <dlfcn.h>
@@ -34,9 +35,9 @@ struct Opened {
   void* handle;
 };
 
-// RTLD_NOW: if another library that this one needs lacks a function, the open fails, and the next candidate is tried. Otherwise
-// the first call of that function would end the process. RTLD_LOCAL: the library's names do not hide those of another version
-// that a framework has loaded.
+// RTLD_NOW: if no library has a function that this one calls, dlopen fails, and the next candidate is tried. Otherwise the
+// first call of that function would end the process. RTLD_LOCAL: libraries that are loaded later, such as a framework's, do not
+// use the functions of this library instead of those of their own version.
 Opened open(const std::string& candidate) {
   const bool only_if_loaded = candidate.front() == '+';
   std::string path = only_if_loaded ? candidate.substr(1) : candidate;
@@ -61,7 +62,7 @@ Candidates parse_candidates(std::string_view text) {
 
 bool loads(const std::string& candidate) { return open(candidate).handle != nullptr; }
 
-// path_ is the name without the +. dlerror() must be asked before the next call of dlopen, which replaces its text.
+// path_ is the name without the +. The constructor calls dlerror() before the next dlopen, which replaces the text.
 Library::Library(const char* what, const Candidates& candidates, const char* knob) : what_(what) {
   std::string tried;
   for (const std::string& candidate : candidates) {

@@ -5,8 +5,8 @@
 //
 // A call that NCCL has accepted returns kInProgress or kSuccess. If it fails later, the error comes out of busy().
 //
-// ncclCommFinalize and ncclCommDestroy may wait for the GPU, and for peers that are lost. The thread that drives the engine
-// must not wait there. So each end runs in a thread of its own, which holds the library, the GPU and the communicator:
+// The end of a communicator may wait for the GPU, and for peers that are lost. The thread that drives the engine must not wait
+// there. So each end runs in a thread of its own, which holds the library, the GPU and the communicator:
 //
 //    finish()    settle: the last call is complete ──► CommFinalize ──► settle: it is complete ──► CommDestroy
 //    abort()     CommAbort
@@ -15,8 +15,8 @@
 // rest. Each settle has the whole of `patience`.
 //
 // ending_ counts these threads. end() raises it before the thread starts, so a call of wait_for_endings() after finish() or
-// abort() waits for that end, too. Devices::close() makes this call. After its limit it goes on, and the threads still hold
-// what they need.
+// abort() waits for that end, too. Devices::close() makes this call, with a limit. Threads that have not ended after the limit
+// still hold what they need.
 #include "device/nccl.h"
 
 #include <exception>
@@ -47,8 +47,8 @@ bool settle(const nccl::Functions& call, nccl::Comm comm, base::microseconds pat
   }
 }
 
-// Does the communicator end in order? Destroying it is local then, because finalising has already told the peers that this rank
-// ends it.
+// Finalises the communicator: NCCL completes its operations and synchronises with the peers. After that CommDestroy only frees
+// resources of this rank (NCCL's documentation, ncclCommFinalize). Returns false if a step fails or takes too long.
 bool finalized(const nccl::Functions& call, nccl::Comm comm, base::microseconds patience) {
   if (!settle(call, comm, patience)) return false;
   const nccl::Result result = call.CommFinalize(comm);
@@ -90,7 +90,7 @@ nccl::UniqueId Nccl::unique_id() const {
   return id;
 }
 
-// NCCL's last error names the cause (a socket, a CUDA call), and the number alone does not.
+// The text of GetLastError names the cause (a socket, a CUDA call), and the text of `result` does not.
 void Nccl::fail(nccl::Result result, const char* function, nccl::Comm comm) const {
   std::string text = std::string(function) + " failed: " + functions_.GetErrorString(result);
   const char* details = functions_.GetLastError(comm);
@@ -103,8 +103,8 @@ bool Nccl::wait_for_endings(base::microseconds limit) const {
   return ended_.wait_for(lock, limit, [this] { return ending_ == 0; });
 }
 
-// NCCL may return an error together with a half-made communicator, which has to be aborted. The destructor does not run if the
-// constructor throws, so the constructor does that.
+// NCCL may return an error together with an incomplete communicator, which must be aborted. The destructor does not run if the
+// constructor throws, so the constructor aborts the communicator.
 NcclComm::NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank)
     : nccl_(std::move(nccl)), gpu_(std::move(gpu)) {
   const Current current(*gpu_);
@@ -120,7 +120,7 @@ NcclComm::NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size,
 
 NcclComm::~NcclComm() { abort(); }
 
-// CommGetAsyncError has two answers: whether the question itself failed, and the state of the communicator.
+// CommGetAsyncError gives two results, and both are checked: its own, and the state of the communicator.
 bool NcclComm::busy() {
   HVD_CHECK(comm_ != nullptr);
   const Current current(*gpu_);
@@ -134,8 +134,8 @@ void NcclComm::finish(base::microseconds patience) { end(true, patience); }
 
 void NcclComm::abort() { end(false, {}); }
 
-// comm_ is null at once: this object has no more to do with the communicator, and a second end() does nothing. In a forked
-// child nothing is done, because NCCL and CUDA do not work there.
+// comm_ is null at once, so a second end() does nothing. In a forked child nothing is done, because NCCL and CUDA do not work
+// there.
 void NcclComm::end(bool in_order, base::microseconds patience) {
   if (comm_ == nullptr || !gpu_->in_own_process()) return;
   {
@@ -153,7 +153,7 @@ void NcclComm::end(bool in_order, base::microseconds patience) {
         call.CommAbort(comm);
       }
     });
-    gpu.reset();  // released before waiters see the end
+    gpu.reset();  // this thread releases the GPU before waiters see the end
     const std::lock_guard lock(nccl->mutex_);
     --nccl->ending_;
     nccl->ended_.notify_all();

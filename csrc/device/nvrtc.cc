@@ -1,7 +1,7 @@
-// Compiles for the GPU itself (sm_NN: machine code). An NVRTC that is older than the GPU does not know this architecture. Then
-// the newest PTX that it knows is taken (compute_NN), which the driver translates for the GPU. Only the error of an invalid
-// option leads to the next attempt; an error in the source is the same for all. An example: a GPU of compute capability 12.0
-// and an NVRTC whose newest architecture is 90:
+// The first attempt compiles for the GPU itself (sm_NN: machine code). An NVRTC that is older than the GPU does not know this
+// architecture. Then PTX is compiled for the newest architecture that NVRTC knows (compute_NN), and the driver translates it
+// for the GPU. Only the error of an invalid option leads to the next attempt; an error in the source would be the same for all
+// architectures. An example: a GPU of compute capability 12.0 and an NVRTC whose newest architecture is 90:
 //
 //    sm_120         refused: an invalid option
 //    compute_120    refused, as are compute_103 and compute_100
@@ -23,10 +23,11 @@ using base::ErrorCode;
 
 namespace {
 
-// A GPU runs PTX of any architecture up to its own. The newest is best.
+// The architectures of PTX, in the order of the attempts. A GPU runs PTX of any of them up to its own.
 constexpr int kArchitectures[] = {121, 120, 103, 100, 90, 89, 87, 86, 80, 75};
 
-// Forbids fused multiply-add, which rounds a product and a sum once and not twice, so that results equal those of csrc/kernels.
+// --fmad=false: a fused multiply-add rounds a product and a sum once, and two operations round twice. Without it the results
+// equal those of csrc/kernels.
 constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
 }  // namespace
@@ -56,10 +57,11 @@ void Nvrtc::check(nvrtc::Result result, const char* function) const {
 struct Nvrtc::Attempt {
   std::string bytes;
   std::string problem;        // "" if it is compiled
-  bool wrong_option = false;  // the architecture is too new for this NVRTC
+  bool wrong_option = false;  // usually: this NVRTC does not know the architecture
 };
 
-// files[0] is the source, and the others are headers that it includes by name. So NVRTC reads nothing from the disk.
+// files[0] is the source. The others are headers, with their names in the #include lines. So NVRTC reads no source from the
+// disk.
 Nvrtc::Attempt Nvrtc::attempt(std::span<const KernelFile> files,
                               const std::string& architecture) const {
   std::vector<const char*> texts;

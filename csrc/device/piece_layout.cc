@@ -1,4 +1,4 @@
-// Why tiles: if each block of the grid took one tensor, the GPU would be idle while one block moves the largest tensor. All
+// Why tiles: if each block of the grid took one tensor, most of the GPU would be idle while one block moves the largest. All
 // tiles have the same size, except the last tile of a piece, which may be smaller. So no block has much more work than another.
 //
 // An example: three float32 tensors of 3000, 10 and 1024 elements are packed as float16. The wider side has 4 bytes a unit, so
@@ -36,11 +36,12 @@ using hvdlite_kernels::TablePiece;
 
 namespace {
 
-// A block moves one tile. The size counts bytes of the wider side. Small tiles are for work that does not fill the GPU, so that
-// every multiprocessor gets some. Large tiles let each thread have four vectors of 16 bytes in flight.
+// The size of a tile in bytes of the wider side. Small tiles are for work that does not fill the GPU, so that more
+// multiprocessors get some. With large tiles each thread of a block moves four vectors of 16 bytes, and can load all four
+// before it stores one.
 constexpr std::uint64_t kSmallTile = 4096;
 constexpr std::uint64_t kLargeTile = 16384;
-// A multiprocessor has 65,536 registers. So it has room for at least 4 blocks of 256 threads with up to 64 registers.
+// A multiprocessor has 65,536 registers. So it has room for 4 blocks of 256 threads, if a thread has up to 64 registers.
 constexpr std::uint64_t kBlocksEach = 4;
 
 // The units that a launch moves for a piece. Unpacking skips a piece without a tensor; packing fills its place with the
@@ -49,8 +50,8 @@ std::uint64_t count_of(const Piece& piece, const FusionPlan& plan, bool unpack) 
   return unpack && piece.tensor == nullptr ? 0 : std::uint64_t{piece.count} * plan.units;
 }
 
-// Rounds up. The units of a tile are a power of two, so a shift divides. A list of a thousand pieces is scanned before every
-// launch, and divisions would take most of that time.
+// Rounds up. The units of a tile are a power of two, so a shift divides. describe_pieces() calls tiles_of() for each piece of
+// every launch. With a thousand pieces, divisions would take most of its time.
 std::uint64_t tiles_of(std::uint64_t count, std::uint64_t tile_units) {
   return (count + tile_units - 1) >> std::countr_zero(tile_units);
 }
@@ -63,11 +64,11 @@ std::uint64_t number_of(const void* pointer) { return reinterpret_cast<std::uint
 // multiprocessor. An example with 132 multiprocessors and one piece; 4 * 132 is 528:
 //
 //    bytes of the wider side    tile        number of tiles
-//    up to 2 MiB                4 KiB       up to 528
-//    more, up to 4 MiB          8 KiB       265 to 528
+//    up to 2112 KiB             4 KiB       up to 528
+//    more, up to 4224 KiB       8 KiB       265 to 528
 //    more                       16 KiB      265 and more
 //
-// (The exact limits are 528 * 4 KiB and 528 * 8 KiB. Each further piece may add a tile that is not full.)
+// Each further piece may add a tile that is not full.
 bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool unpack,
                      int multiprocessors, Arguments* arguments) {
   const std::uint64_t wide = std::max(plan.from_bytes, plan.to_bytes);

@@ -2,18 +2,18 @@
 //
 //    table(): not found ──► upload(): written to page-locked memory, copied to the GPU ──► front of lists_ ──► used()
 //    table(): found     ──► moved to the front of lists_                                                   ──► used()
-//    the list is too long, or has too many bytes ──► the table at the back is dropped ──► memory_ has its memory
+//    lists_ has too many tables or bytes ──► the table at the back is dropped ──► memory_ keeps its memory
 //
 // table() compares the pieces with those of one table after the other. Most comparisons end at once, because the number of the
-// pieces or the first address differs. A training step that repeats the same k lists finds each within the first k tables.
-// This holds for up to kKeptLists lists. If each step has more lists in the same order, a table has left when its list comes
-// again, and each step uploads all tables.
+// pieces or the first address differs. A training step that repeats the same k tables finds each among the first k. This holds
+// for up to kKeptLists tables that have up to kKeptBytes together. If each step needs more tables, in the same order, a table
+// is dropped before its pieces come again, and each step uploads all tables.
 //
 // An example: a step packs and unpacks one list of 1000 pieces. The first step uploads two tables, one for each direction. Each
-// later step finds both. If the program gives new gradient tensors in each step, their addresses differ, each step uploads two
-// tables, and the tables of old steps leave at the back.
+// later step finds both. If the program gives new gradient tensors in each step, their addresses differ. Then each step uploads
+// two tables, and drops two old ones when lists_ is full.
 //
-// A table is bound to its stream: the copy to the GPU and all launches that read the table are ordered in that stream, and no
+// A table belongs to one stream. The copy to the GPU and all launches that read the table are ordered in that stream, so no
 // event is needed between them. `memory.free_after` is the event after the copy, and later the one after the last launch. So a
 // dropped table's memory is used again only after the GPU has read it.
 //
@@ -78,8 +78,8 @@ std::uint64_t PieceLists::table(std::span<const Piece> pieces, const FusionPlan&
   return reinterpret_cast<std::uintptr_t>(lists_.front().memory.data());
 }
 
-// Without an event the end of the launch is unknown. So after an error the table leaves the list. Its memory returns to the
-// pool if the stream has ended, and is abandoned otherwise.
+// If record() fails, no event says when the launch has ended. So the table leaves lists_. Its memory returns to the pool if the
+// stream's work has ended, and is abandoned otherwise.
 void PieceLists::used(cuda::Stream stream) {
   Buffer& memory = lists_.front().memory;
   try {
@@ -92,7 +92,7 @@ void PieceLists::used(cuda::Stream stream) {
   }
 }
 
-// Waits for the stream after an error. False: its work may still use memory.
+// Waits for the stream's work. False: the wait failed, so the work may still use memory.
 bool PieceLists::has_ended(cuda::Stream stream) const {
   bool ended = false;
   gpu_->clean_up([&](const cuda::Functions& call) {
@@ -101,13 +101,14 @@ bool PieceLists::has_ended(cuda::Stream stream) const {
   return ended;
 }
 
-// Writes the table to page-locked memory, from which the copy is asynchronous. If the driver fails in between, the copy may
-// still be under way: then the memory is abandoned, unless the stream has ended.
+// Writes the table to page-locked memory, from which the copy is asynchronous. If a call of the driver fails, the copy may
+// be under way. Then both memories are abandoned, unless the stream's work has ended.
 PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionPlan& plan,
                                     const Arguments& arguments, cuda::Stream stream) {
   const std::size_t bytes = table_bytes(arguments);
   Buffer pinned = pinned_->get(bytes, stream);
-  // The pool orders the stream after launches that read the memory's last table, so the copy does not overwrite it too early.
+  // The pool orders the stream after the launches that read the former table in this memory. So the copy does not overwrite
+  // that table too early.
   Buffer memory = memory_->get(bytes, stream);
   write_table(pieces, plan, arguments, pinned.data());
   try {
