@@ -1,17 +1,18 @@
-// How blocked() decides. First condition: all known threads wait (WaitRegistry), or an operation with a callback is in flight.
-// Second condition: each awaited operation is found among those that are not agreed:
+// How blocked() decides whether this rank is blocked. Three conditions must hold:
 //
-//    awaited   all operations whose submission has a callback; if all known threads wait, also those for which they wait
-//    found     those of them that are pending in Negotiation or unmatched in PointToPoint, and held removals of sets with
-//              operations that wait in Negotiation or PointToPoint
+//    1. All known threads wait (WaitRegistry), or an operation with a callback is in flight.
+//    2. The queue is empty: this rank has announced all its entries.
+//    3. All awaited operations are found:
+//       awaited   all operations whose submission has a callback; if all known threads wait, also those for which they wait
+//       found     an awaited operation that is pending in Negotiation or unmatched in PointToPoint, or an awaited removal of
+//                 a set that has operations pending in Negotiation or unfinished in PointToPoint
 //
-// An awaited operation that is not found is agreed or matched, waits (as a held removal) for such operations, or has just
-// ended. Then the rank is not blocked, because this operation goes on without a new request. A rank with entries in the queue
-// is not blocked either: it has not announced them yet.
+// An awaited operation that is not found is agreed or matched, or is a removal held back only by operations in flight, or
+// has just ended. It needs no new request, so the rank is not blocked.
 //
 // The report names all operations that are pending or unmatched, also those that nobody awaits here, because other ranks may
-// wait for this rank's part in them (deadlock.h). An operation counts as waited for if a caller awaits it, or if a caller
-// awaits the removal of its set.
+// wait for this rank's part in them (deadlock.h). An operation counts as waited for if it is awaited, or if the
+// removal of its set is awaited and found.
 #include "engine/system_facts.h"
 
 #include <algorithm>
@@ -58,7 +59,7 @@ BlockedReport SystemFacts::blocked() {
   report.blocked = (seen || watched > 0) && !shared_.queue.due({}).has_value();
   if (!report.blocked) return report;
   auto awaited = seen.value_or(std::vector<CompletionPtr>());
-  // `watched` counts the operations with a callback already.
+  // `watched` already counts the operations with a callback.
   std::erase_if(awaited, [](const CompletionPtr& each) { return each->watcher != nullptr; });
   // Several threads may wait for one operation.
   std::ranges::sort(awaited);
@@ -71,8 +72,8 @@ BlockedReport SystemFacts::blocked() {
   std::int64_t found = 0;
   // A caller that waits for a set's removal waits for all operations that this rank has submitted to the set.
   std::set<std::int32_t> removing;
-  // A removal is held back until this rank's operations on the set have ended. If none of them waits in Negotiation or
-  // PointToPoint, the removal waits only for data that move.
+  // A removal is held back until this rank's operations on the set have ended. If none of them is pending in Negotiation
+  // or unfinished in PointToPoint, the removal waits only for data that move.
   for (const Entry& entry : negotiation_.held_removals()) {
     const SetNegotiation* set = negotiation_.find(entry.request->root);
     if (!is_awaited(entry.completion) || set == nullptr) continue;

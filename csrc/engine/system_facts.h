@@ -1,5 +1,5 @@
-// Answers Membership's questions (Membership::Facts): the state of this rank's operations and callers, where its program is,
-// and what the transport and the kernel report about other ranks.
+// Answers Membership's questions (Membership::Facts): the state of this rank's operations and callers, the line of code at
+// which its program is, and what the transport and the kernel report about other ranks.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: what the transport throws.
 #pragma once
 

@@ -105,7 +105,7 @@ class Reducer(PassDriver):
         """
         added = [(name, param, owner_of(param)) for name, param in named]
         for former in dict.fromkeys(owner for _, _, owner in added if owner is not None):
-            former.settle()  # of all owners first, because this may raise
+            former.settle()  # all owners settle before any gives up, because this may raise
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)

@@ -67,7 +67,7 @@ class _Split:
     """Stands for a tensor of an optimizer's state that is gathered from the owners of its parameter."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # the shape of the whole tensor
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class ShardedState:
         """Assigns all parameters to the present ranks of the process set, whose number may have changed in an elastic job."""
         process_set = self._settings.process_set
         self._ranks = process_set.ranks or list(range(process_set.size() or 1))
-        self._place = process_set.rank() or 0  # of this rank among them
+        self._place = process_set.rank() or 0  # this rank's place among the set's members
         self._sharded = [sharded for named in self._added for sharded in self._cut_between_ranks(named)]
 
     def _cut_between_ranks(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Sharded]:

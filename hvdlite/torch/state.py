@@ -172,7 +172,7 @@ def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) ->
     of its first parameter.
     """
     host = torch.device("cpu")
-    devices: dict[Any, torch.device] = {}  # of the parameters, by the key of the structure
+    devices: dict[Any, torch.device] = {}  # the parameters' devices, by the key of the structure
     for group, theirs in zip(optimizer.param_groups, structure["param_groups"], strict=True):
         devices.update(zip(theirs["params"], (param.device for param in group["params"]), strict=True))
 

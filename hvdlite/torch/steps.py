@@ -19,15 +19,15 @@ from hvdlite.errors import InvalidArgumentError
 
 __all__ = ["ParameterWatch", "change_closure", "is_inner_step", "reach_steps", "wrap_step"]
 
-_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls the hooks around a step
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # the code of the function that calls a step's hooks
 
 
 def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Replaces the step of an optimizer's class, and the ``optimizer.step`` that a scheduler has installed.
+    """Replaces the step of an optimizer's class, and the ``optimizer.step`` that a scheduler may have installed.
 
     Args:
         optimizer: the optimizer. No other object has its class.
-        wrap: a function that makes the new step from the present one. The first argument of both is the optimizer.
+        wrap: a function that makes the new step from the present one. The first argument of both steps is the optimizer.
 
     Returns:
         A function that puts back the scheduler's ``optimizer.step``, if there is one.
@@ -35,7 +35,7 @@ def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[...,
     """
     kind: Any = type(optimizer)
     kind.step = wrap(kind.step)
-    own = vars(optimizer).get("step")  # it calls the step of the unwrapped class
+    own = vars(optimizer).get("step")  # a scheduler's, which calls the step of the unwrapped class
     if own is None:
         return lambda: None
     wrapped = wrap(lambda _, *args, **kwargs: own(*args, **kwargs))
@@ -50,9 +50,9 @@ def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[...,
 
 
 def reach_steps(optimizer: Any) -> Callable[[], None]:
-    """Makes torch call the hooks of an optimizer's step if its class never called ``Optimizer.__init__``, which would do so.
+    """Makes torch call the hooks of an optimizer's step, also if the optimizer never called ``Optimizer.__init__``.
 
-    Returns a function that undoes this, as `wrap_step` does.
+    Returns a function that puts back the scheduler's ``optimizer.step``, if this function has replaced it.
     """
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         if not hasattr(optimizer, name):
@@ -66,7 +66,10 @@ def reach_steps(optimizer: Any) -> Callable[[], None]:
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Does an inner step of the same optimizer call the hook? A class and its base class may both call hooks."""
+    """Was the hook that calls this function called by a step inside another step of the same optimizer?
+
+    If the steps of a class and of its base class both call hooks, one step is inside the other.
+    """
     frame = sys._getframe(1)
     steps = 0
     while frame is not None and steps < 2:
