@@ -149,7 +149,7 @@ class _TorchLeaves:
 
 
 def _leaves_of_tensor(tensor: torch.Tensor, path: str) -> list[Leaf]:
-    placements = getattr(tensor, "placements", None)  # of a DTensor
+    placements = getattr(tensor, "placements", None)  # only a DTensor has them
     if placements is not None:
         if not all(placement.is_replicate() for placement in placements):
             raise UnsupportedError(

@@ -92,7 +92,7 @@ class _Matrix:
     def __init__(self, gradient: CodedGradient, rank: int, loss_scale: float) -> None:
         self.gradient = gradient
         rows, columns = _extents(gradient.shape)
-        dtype = torch.promote_types(gradient.dtype, torch.float32)  # of P, Q and all that is computed
+        dtype = torch.promote_types(gradient.dtype, torch.float32)  # the dtype of M, P and Q
         self.q: torch.Tensor = _refreshed(gradient.state, columns, rank, dtype)
         self._sum: torch.Tensor | None = None  # M; after `project` M - P Q^T; None if this rank has no gradient
         total = gradient.with_residual(loss_scale)

@@ -100,12 +100,12 @@ class Reducer(PassDriver):
             groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
 
         Raises:
-            HvdliteError: another optimizer has to reduce one of them before, and that failed. Nothing has changed then.
+            HvdliteError: another optimizer had to reduce a gradient first, and that failed. Then nothing has changed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
         for former in dict.fromkeys(owner for _, _, owner in added if owner is not None):
-            former.settle()  # of all owners first, because this may raise
+            former.settle()  # for all owners before any change, because settle() may raise
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)

@@ -131,7 +131,7 @@ class ShardedState:
         """Assigns all parameters to the present ranks of the process set, whose number may have changed in an elastic job."""
         process_set = self._settings.process_set
         self._ranks = process_set.ranks or list(range(process_set.size() or 1))
-        self._place = process_set.rank() or 0  # of this rank among them
+        self._place = process_set.rank() or 0  # this rank's place in _ranks
         self._sharded = [sharded for named in self._added for sharded in self._cut_between_ranks(named)]
 
     def _cut_between_ranks(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Sharded]:

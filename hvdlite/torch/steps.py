@@ -19,7 +19,7 @@ from hvdlite.errors import InvalidArgumentError
 
 __all__ = ["ParameterWatch", "change_closure", "is_inner_step", "reach_steps", "wrap_step"]
 
-_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls the hooks around a step
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # the code that calls the hooks around a step
 
 
 def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
