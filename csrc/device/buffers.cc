@@ -1,3 +1,5 @@
+// (Over 400 lines, because the buffer, the pool and the thread that frees change the same lists.)
+//
 // The life of a piece of memory:
 //
 //    the driver ──► in use ──► ~Buffer ──► kept ──► get() of a later user ──► in use
@@ -33,8 +35,6 @@
 //
 // The functions that return a buffer (give_back, trim, Freeing::add) append to lists, but never need new room there, because
 // count_one() has made the room when the buffer was allocated. So destructors cannot fail.
-//
-// (Over 400 lines, because the buffer, the pool and the thread that frees change the same lists.)
 #include "device/buffers.h"
 
 #include <algorithm>

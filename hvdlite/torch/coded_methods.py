@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
-_STEP_OF_SCALER = torch.cuda.amp.GradScaler.step.__code__  # torch.amp.GradScaler has the same
-_OWN = "residual"  # the key, in the state of a gradient, of the part that differs between ranks
+_STEP_OF_SCALER = torch.cuda.amp.GradScaler.step.__code__  # torch.amp.GradScaler.step has the same code
+_OWN = "residual"  # the key of the part of a gradient's state that differs between ranks
 
 
 def bucket_codec_of(compression: Any) -> BucketCodec | None:
@@ -51,8 +51,9 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
     """Checks a compression argument of `DistributedOptimizer` together with `groups`.
 
     Raises:
-        InvalidArgumentError: it is not a compression; or it needs one bucket, but groups are given.
-        UnsupportedError: it is a codec between hosts with error feedback, and this rank shares its host with others.
+        InvalidArgumentError: the argument is not a compression; or the compression needs one bucket, but groups are given.
+        UnsupportedError: the compression is a codec between hosts with error feedback, and this rank shares its host with
+            others.
     """
     if not keeps_state(compression):
         check_compression(compression)
@@ -64,12 +65,15 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
     if isinstance(compression, Codec) and compression.between == "hosts" and RUNTIME.require_topology().local_size > 1:
         raise UnsupportedError(
             f'compression is {text}: with between="hosts" the engine codes the sum of the ranks of a host, and no rank knows '
-            'its error. Pass between="ranks", run one rank on each host, or leave error_feedback out'
+            'what that sum loses. Pass between="ranks", run one rank on each host, or leave error_feedback out'
         )
 
 
 def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The compression's state of each parameter (no copies), in the order of the optimizer's groups; empty if it keeps none."""
+    """The compression's state of each parameter (no copies), in the order of the optimizer's groups.
+
+    Empty if the optimizer's compression keeps no state.
+    """
     if not isinstance(optimizer, CodedMethods):
         return []
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -78,7 +82,7 @@ def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def compression_of(optimizer: torch.optim.Optimizer) -> str:
-    """The description of an optimizer's compression with state; "none" if it has none."""
+    """The description of an optimizer's compression with state; "none" if its compression keeps no state."""
     return describe_compression(optimizer._hvdlite.settings.compression) if isinstance(optimizer, CodedMethods) else "none"
 
 
@@ -89,8 +93,8 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
 
     Args:
         optimizer: an optimizer, wrapped or not.
-        saved: the value under `KEY`, of the same compression; None if the state dict had none, so that the compression starts
-            without state.
+        saved: the value under `KEY`, of the same compression; None if the state dict has no such key: then the compression
+            starts without state.
     """
     if not isinstance(optimizer, CodedMethods):
         return
@@ -133,11 +137,12 @@ def _share(process_set: Any, last: int) -> None:
     here = [(its_set, found) for its_set, found in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return
+    # An optimizer that was wrapped again for another set is still listed under its earlier set.
     living = {
         each._hvdlite.settings.prefix: codings_of(each)
         for its_set, found in here
         for each in found
-        if isinstance(each, CodedMethods) and each._hvdlite.settings.process_set is its_set  # others were wrapped again
+        if isinstance(each, CodedMethods) and each._hvdlite.settings.process_set is its_set
     }
     common = {
         prefix: [{key: value for key, value in coding.items() if key != _OWN} for coding in codings]

@@ -100,7 +100,7 @@ class Reducer(PassDriver):
             groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
 
         Raises:
-            HvdliteError: another optimizer has to reduce one of them before, and that failed. Nothing has changed then.
+            HvdliteError: another optimizer had to reduce a gradient first, and that failed. Then nothing has changed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]

@@ -122,7 +122,7 @@ class DeviceLink {
 
   Step step_ = Step::kOpening;
   RouteChoice choice_;
-  base::Clock::time_point since_;  // of join()
+  base::Clock::time_point since_;  // when join() was called
   bool complained_ = false;
 
   RouteCard card_;

@@ -24,7 +24,7 @@ namespace hvdlite::engine {
 // been called yet.
 struct StagedMemory {
   device::Buffer host;
-  device::EventPtr arrived = {};  // of a send: after it the copy to page-locked memory is complete
+  device::EventPtr arrived = {};  // only for a send: the event after its copy to page-locked memory
   // A copy has begun, but the driver has failed to record the event after it.
   bool is_copying = false;
 };

@@ -7,7 +7,7 @@
 //    float16, bfloat16              float32 for sums, if a member asks        the same type
 //                                   for float32 sums; else the same
 //    float32, float64               the request's wire dtype                  the same type
-//    complex                        the same                                  its floats, two for each (Recipe::parts)
+//    complex                        the same                                  two floats for each element (Recipe::parts)
 //
 // Where an Average is divided. The divisor is less than the number of members if members that have joined do not count:
 //
@@ -15,9 +15,9 @@
 //    otherwise, if the wire dtype is float16                          when packed
 //    otherwise                                                        when unpacked
 //
-// In all rows prescale is applied when packed, and postscale when unpacked. If nothing is converted (Recipe::plain), NCCL can
-// use a single tensor as it is. Examples are an unscaled Sum and an Average of the first row, if the wire dtype is the tensor's
-// dtype.
+// For every operator prescale is applied when packed, and postscale when unpacked. If nothing is converted (Recipe::plain),
+// NCCL can use a single tensor as it is. Examples are an unscaled Sum, and an Average that NCCL divides, if the wire dtype is
+// the tensor's dtype.
 #include "engine/execution/gpu/nccl_recipe.h"
 
 #include "kernels/kernels.h"
@@ -30,7 +30,7 @@ namespace nccl = device::nccl;
 
 namespace {
 
-// The default is for float32 and complex64. 16-bit integers have no recipe, so nobody asks for their type.
+// The default is for float32 and complex64. 16-bit integers have no recipe, so type_of never gets them.
 nccl::DataType type_of(DType wire) {
   switch (wire) {
     case DType::kInt8:
@@ -123,7 +123,7 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   if (average && floats && unscaled && divisor == ranks && ranks > 1) {
     recipe.op = nccl::kAvg;
   } else if (average && wire == DType::kFloat16) {
-    // Divides before it adds: the sum of values may overflow where their mean does not.
+    // Each value is divided before NCCL adds: the sum of the values may overflow where their mean does not.
     recipe.pack.factor = request.prescale / static_cast<double>(divisor);
   } else if (average) {
     recipe.unpack.divisor = divisor;

@@ -19,7 +19,7 @@
 namespace hvdlite::engine {
 
 struct Recipe {
-  base::DType wire = base::DType::kFloat32;  // of the elements in the buffer
+  base::DType wire = base::DType::kFloat32;  // dtype of the elements in the buffer
   device::nccl::DataType type = device::nccl::kFloat32;
   std::size_t parts = 1;  // NCCL's elements in one wire element
   device::nccl::RedOp op = device::nccl::kSum;
@@ -29,8 +29,8 @@ struct Recipe {
 };
 
 // The recipe of an allreduce or reducescatter among `ranks` members; an Average divides by `divisor`. For an Average of 8-bit
-// and 32-bit integers NCCL adds in 64 bits, as hvdlite does on the host. Empty for 16-bit integers and Adasum, which NCCL does
-// not have.
+// and 32-bit integers NCCL adds in 64 bits, as hvdlite does on the host. `float32_sums`: a member asks for float32 sums of
+// 16-bit floats. Returns nullopt for 16-bit integers and for Adasum, which NCCL does not have.
 std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, int ranks,
                                   bool float32_sums);
 

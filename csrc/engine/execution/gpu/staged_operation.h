@@ -44,7 +44,7 @@ class StagedOperation final : public DeviceOperation {
   // Starts to copy `bytes` bytes at `from` on the GPU to host memory. The copy is complete after `arrived_`.
   void fetch_bytes(std::byte* to, const void* from, std::size_t bytes);
   bool is_packed() const;
-  // Of one element, in the dtype in which it travels.
+  // The bytes of one element, in the dtype in which it travels.
   std::size_t element_bytes() const { return base::size_of(first_request().wire_dtype()); }
   std::size_t buffer_bytes() const { return buffer_elements(element_bytes()) * element_bytes(); }
 
