@@ -15,8 +15,8 @@ namespace hvdlite::engine {
 [[noreturn]] void refuse(const Request& request, const std::string& why,
                          base::ErrorCode code = base::ErrorCode::kInvalidArgument);
 
-// members: of the request's set, ascending. world: the number of ranks in the job. An alltoall has its splits, and the ranks of
-// a new set are sorted. Does not check the name, the GPU, the arena, and the peer and tag of a send or receive.
+// members: of the request's set, ascending. world: the number of ranks in the job. Refuses an alltoall
+// without splits, and a new set with unsorted ranks: check_request() fills in and sorts before. Does not check the name, the GPU, the arena, and the peer and tag of a send or receive.
 void check_content(const Request& request, const std::vector<int>& members, int world);
 
 }  // namespace hvdlite::engine
