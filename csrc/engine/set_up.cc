@@ -1,6 +1,6 @@
 // Most values come from the knobs and the transport. Two depend on this rank's processor: the instruction set, and the number
-// of polls that fit into kInnerSpin. Ranks may differ in these two, because results do not depend on them (Tuning in
-// collectives/collective.h).
+// of polls that fit into kInnerSpin. Ranks may differ in these two and in the knob tile_stores, because results do not
+// depend on them (Tuning in collectives/collective.h).
 #include "engine/set_up.h"
 
 #include <vector>
@@ -13,9 +13,11 @@ namespace hvdlite::engine {
 namespace {
 
 // If callers may spin, an algorithm in shared memory polls for a flag for about this long before its advance() returns without
-// the flag (SharedCollective::advance). This time is much longer than the transfer of a cache line between processors.
+// the flag (SharedCollective::advance); inside allreduce_hierarchical there is no second poll. This time is much longer than
+// the transfer of a cache line between processors.
 constexpr base::microseconds kInnerSpin{3};
 
+// The knob has three values (hvdlite/knobs.py). The third, auto, lets ranks measure which stores are faster.
 collectives::TileStores stores_of(const std::string& knob) {
   using collectives::TileStores;
   if (knob == "ordinary") return TileStores::kOrdinary;
