@@ -1,6 +1,6 @@
-// The values come from the knobs and from the places of the ranks on hosts. Only two depend on this rank's processor: the
-// instruction set, and the number of polls that fit into kInnerSpin. Ranks may differ in these, because results do not depend
-// on them (collectives/collective.h).
+// Most values come from the knobs and the transport. Two depend on this rank's processor: the instruction set, and the number
+// of polls that fit into kInnerSpin. Ranks may differ in these two and in the knob tile_stores, because results do not
+// depend on them (Tuning in collectives/collective.h).
 #include "engine/set_up.h"
 
 #include <vector>
@@ -12,10 +12,12 @@ namespace hvdlite::engine {
 
 namespace {
 
-// An algorithm that waits for a flag in shared memory polls for this long inside one pass, if callers may spin. It is much
-// longer than the transfer time of a cache line.
+// If callers may spin, an algorithm in shared memory polls for a flag for about this long before its advance() returns without
+// the flag (SharedCollective::advance); inside allreduce_hierarchical there is no second poll. This time is much longer than
+// the transfer of a cache line between processors.
 constexpr base::microseconds kInnerSpin{3};
 
+// The knob has three values (hvdlite/knobs.py). The third, auto, lets ranks measure which stores are faster.
 collectives::TileStores stores_of(const std::string& knob) {
   using collectives::TileStores;
   if (knob == "ordinary") return TileStores::kOrdinary;
@@ -24,8 +26,8 @@ collectives::TileStores stores_of(const std::string& knob) {
 
 }  // namespace
 
-// Takes the best instruction set of this processor unless the knob names another one. A set that the processor lacks is refused
-// here: its kernels would end the process by an illegal instruction in the first reduction.
+// Takes the best instruction set of this processor unless the knob names another one. An instruction set that the processor
+// lacks is refused here, when the engine is made. Otherwise the first reduction would fail (kernels::reduce_kernels).
 collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
@@ -57,13 +59,12 @@ collectives::Selection selection_of(const base::Config& config, const base::Wait
                             kernels::name_of(kernels::best_isa()));
     }
   }
-  // Last, when all fields are set.
   collectives::check_selection(selection);
   return selection;
 }
 
-// Results above `largest` stay in ordinary memory: each rank writes such a result itself (ResultMemory::largest), so other
-// ranks need not map it.
+// Results of more than `largest` bytes lie in ordinary memory: each rank writes its own result of such a size
+// (ResultMemory::largest), so other ranks need not map it.
 std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
                                                const base::Config& config) {
   const transport::HostWindow* const window = transport.window();
@@ -90,7 +91,7 @@ Membership::Limits limits_of(const base::Config& config) {
           .peer = config.peer_timeout};
 }
 
-// The window's number of regions and the hosts of all ranks are the same on all ranks of a host. So their tables begin equal.
+// All ranks of a host begin with equal tables, because they see the same number of regions and the same hosts of all ranks.
 Regions regions_of(transport::Transport& transport) {
   std::vector<int> host_of;
   for (int rank = 0; rank < transport.size(); ++rank) host_of.push_back(transport.host_of(rank));
@@ -99,8 +100,8 @@ Regions regions_of(transport::Transport& transport) {
           transport.windows_everywhere()};
 }
 
-// agreement_is_barrier: if the user forces an algorithm for barriers, it runs even after an agreement that is a barrier
-// already.
+// agreement_is_barrier: the agreement at the port is a barrier already, so no algorithm runs after it. If the user forces an
+// algorithm for barriers, this algorithm runs nevertheless.
 Negotiation::Settings settings_of(const transport::Transport& transport,
                                   const base::Config& config) {
   return {.rank = transport.rank(),

@@ -1,15 +1,15 @@
 // An example: ranks 0 and 1 make an arena of 4096 bytes for each rank. The callers carry the addresses from rank to rank:
 //
 //               rank 0                                 rank 1
-//    create     part 0, address {id 7, 4096, ...}      part 1, address {id 9, 4096, ...}
+//    create     part 0, address {id 7, 4096, ...}      part 1, address {id 2^32 + 3, 4096, ...}
 //    exchange   both callers have both addresses       the same
 //    open       uses its own part 0, maps part 1       maps part 0, uses its own part 1
 //               adds arena 7 to its directory          adds arena 7 to its directory
 //
-// All members take the id of the first address, so the id of rank 1's draft is not used.
+// The ids of rank r are r * 2^32 + 1, r * 2^32 + 2, ... (Engine::create_arena), so drafts of two ranks never have equal ids.
+// All members take the id of the first address. So the id of rank 1's draft is not used here.
 //
-// If open() throws, the draft stays unopened, and the parts that this call has mapped lose their last owner. The directory has
-// changed only if open() returns.
+// If open() throws, neither the draft nor the directory has changed, and the parts that this call has mapped are unmapped.
 #include "engine/intake/arenas.h"
 
 #include <string>
@@ -32,12 +32,13 @@ void ArenaDirectory::add(std::shared_ptr<const transport::Arena> arena) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw Error(ErrorCode::kAborted, "this rank has shut down: no arena can be opened");
   const std::int64_t id = arena->id();
-  // A request that names an id must find one certain arena, so a second arena with the same id is refused.
+  // The id may come from another rank. If an arena here had this id already, requests would find that arena instead.
   HVD_CHECK(arenas_.emplace(id, std::move(arena)).second);
 }
 
 void ArenaDirectory::remove(std::int64_t id) {
-  std::shared_ptr<const transport::Arena> removed;  // unmapped after the lock is released
+  // Destroyed after the lock is released: it may be the last owner, and unmapping may take long.
+  std::shared_ptr<const transport::Arena> removed;
   const std::lock_guard lock(mutex_);
   const auto found = arenas_.find(id);
   if (found == arenas_.end()) return;
@@ -46,7 +47,7 @@ void ArenaDirectory::remove(std::int64_t id) {
 }
 
 void ArenaDirectory::close() {
-  decltype(arenas_) removed;  // unmapped after the lock is released
+  decltype(arenas_) removed;  // destroyed after the lock is released, as in remove()
   const std::lock_guard lock(mutex_);
   closed_ = true;
   removed.swap(arenas_);

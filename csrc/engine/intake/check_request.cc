@@ -1,13 +1,16 @@
-// A submitted request passes these functions in this order. Each needs what the one before it has found:
+// A submitted request passes these functions in this order (Engine::intern). Each needs what the earlier ones have found:
 //
 //    set_of           finds the process set
 //    locate           only if the request names an arena: finds the tensor in it
-//    check_request    checks all other fields, and makes the sealed Request; not called if the Interner knows the request
+//    check_request    checks the other fields, and makes the sealed Request; not called if the Interner knows the request
+//    check_memory     checks the addresses, which may differ at each submission while all fields stay equal
 //
-// check_memory is for the addresses, which may differ at each submission while the other fields stay equal.
+// The requests of a prepared group pass the first three once, in Engine::prepare(). A submission of the group calls
+// check_memory for the addresses that need it (Engine::fill).
 //
-// In check_request, the fields that are filled in come before check_content, which expects them. For example, an alltoall of 6
-// rows without splits on a set of 3 ranks gets the splits [2, 2, 2].
+// check_request first fills in the splits of an alltoall and sorts the ranks of a new set. Then it calls check_content, which
+// refuses missing splits and unsorted ranks. For example, an alltoall of 6 rows without splits on a set of 3 ranks gets the
+// splits [2, 2, 2].
 #include "engine/intake/check_request.h"
 
 #include <algorithm>
@@ -25,8 +28,8 @@ using base::ReduceOp;
 
 namespace {
 
-// Checks that the GPU exists, and loads the kernels that reductions need. So a missing driver or compiler is reported here, and
-// not by an operation in flight.
+// Checks that the GPU exists, and loads the kernels that a reduction needs. So if the driver or the compiler is missing, the
+// caller's call fails. Otherwise an operation in flight would fail.
 void check_device(const Request& request, device::Devices& devices) {
   if (!moves_data(request.kind) && !base::is_point_to_point(request.kind)) {
     refuse(request, "this operation has no tensor, so its device must be the CPU, -1");
@@ -37,7 +40,7 @@ void check_device(const Request& request, device::Devices& devices) {
   });
 }
 
-// If an alltoall gives no splits, every member gets equally many rows.
+// A scalar, or a negative number of rows, is left as it is: check_content refuses it with a text of its own.
 void fill_in_splits(Request& request, const SetDirectory::Info& set) {
   const bool has_rows = !request.shape.empty() && request.shape[0] >= 0;
   if (request.kind != OpKind::kAlltoall || !request.splits.empty() || !has_rows) return;
@@ -63,8 +66,8 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   }
 }
 
-// A kernel that reads a misaligned number makes the GPU's context unusable until the process ends, and NCCL does not
-// check alignment. A complex number needs only the alignment of its two parts.
+// If a kernel reads a misaligned number, the GPU's context is unusable until the process ends, and NCCL does not check
+// alignment. A complex number needs only the alignment of its real and its imaginary part.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
   const std::size_t unit = base::size_of_real(request.dtype);
@@ -92,7 +95,7 @@ void check_memory(const Request& request, const void* input, const void* output,
   }
   if (out && output == nullptr) refuse(request, "no output memory was given");
   if (!request.on_gpu()) return;
-  // If a rank with a value reduces in place, the input's check is also the output's.
+  // In place, the input's check covers the output. A rank without a value has no input to check.
   const bool check_output = request.absent || output != input;
   if (!request.absent) check_alignment(request, input);
   if (check_output) check_alignment(request, output);
@@ -104,6 +107,7 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output) {
   const std::size_t bytes = view.bytes();
+  // Of an unchecked shape, `bytes` may be 0 by overflow. Then check_content refuses the shape.
   if (bytes == 0) {
     view.arena = 0;
     return nullptr;
@@ -157,6 +161,7 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   fill_in_splits(request, set);
   if (request.kind == OpKind::kAddProcessSet) std::ranges::sort(request.splits);
   check_content(request, *set.members, world);
+  // check_content cannot check this, because it does not know the process sets.
   if (request.kind == OpKind::kRemoveProcessSet && !sets.find(request.root)) {
     refuse(request, "process set " + std::to_string(request.root) + " does not exist");
   }

@@ -1,10 +1,10 @@
 // KnownAddresses is a table with one place for each page number modulo kPlaces. A check reads the place of its page:
 //
 //    same page and GPU       passes; the driver is not asked
-//    any other word, or 0    asks the driver; if the address is on the request's GPU, writes the word in place of the old one
+//    any other word, or 0    asks the driver; if the address is on the request's GPU, writes the new word, otherwise throws
 //
 // A word is read and written as one atomic number, so threads need no lock. If two threads write to one place, the later word
-// stays, and the other page is asked about again.
+// stays, and the next check of the other page asks the driver again.
 #include "engine/intake/device_memory.h"
 
 #include <algorithm>
@@ -41,6 +41,8 @@ void KnownAddresses::check(device::Devices& devices, const Request& request, con
           "; give the device that the tensor is on");
 }
 
+// The tensors of a submission that name one GPU and one stream share an event, because all are ready after the work that this
+// stream has now.
 const device::EventPtr& ReadyEvents::at(const Request& request, void* stream) {
   const auto found = std::ranges::find_if(recorded_, [&](const Recorded& one) {
     return one.gpu == request.device && one.stream == stream;

@@ -1,5 +1,5 @@
-// The free rows form a list: first_free_ is the first one, and next_free of each row leads to the next. The list ends with the
-// number rows_.size(). An example (g: generation):
+// The free rows form a list: first_free_ is the number of the first one, and next_free of each free row is the number of the
+// next one. In the last free row it is rows_.size(). An example (g: generation):
 //
 //    add()        row 0, g 0    handle 1                          the list is empty, so the table grows by a row
 //    add()        row 1, g 0    handle 2
@@ -21,6 +21,7 @@ constexpr std::int64_t kMaxRows = std::int64_t{1} << kRowBits;
 std::int64_t HandleTable::add(CompletionArray batch) {
   const std::lock_guard lock(mutex_);
   if (first_free_ == rows_.size()) {
+    // The new row's number + 1 must fit below the bits of the generation.
     if (static_cast<std::int64_t>(rows_.size()) + 1 >= kMaxRows) {
       throw base::Error(base::ErrorCode::kSystem,
                         std::to_string(rows_.size()) +

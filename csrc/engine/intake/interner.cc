@@ -9,6 +9,7 @@ namespace hvdlite::engine {
 RequestPtr Interner::find(const RequestView& view, SetId set, std::uint64_t name_hash) {
   Bucket& bucket = bucket_of(name_hash);
   for (std::size_t way = 0; way < kWays; ++way) {
+    // The hash first: it differs for almost all other names, and describes() has to compare texts and lists.
     const Request* known = bucket[way].get();
     if (known == nullptr || known->name_hash != name_hash || !view.describes(*known, set)) continue;
     if (way > 0) std::swap(bucket[way], bucket[0]);

@@ -1,5 +1,8 @@
-// The last id is static, and not a member, because a process may make several engines, one after the other or in tests at the
-// same time. With a count for each engine, an id of an earlier engine could name another group of a later one.
+// The last id is static, because a process may make several engines: one after the other, and in tests at the same time. With a
+// count for each engine, a later engine would use the ids again. A caller that still has an id of an earlier engine would then
+// submit another group without an error.
+//
+// find() returns an owner. So a submission can read its group even if another thread releases the group meanwhile.
 #include "engine/intake/prepared.h"
 
 #include <atomic>

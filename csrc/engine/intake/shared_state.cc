@@ -1,25 +1,26 @@
-// What all_waiting() finds for a thread in the WaitRegistry:
+// What WaitRegistry::all_waiting() does about each known thread:
 //
-//    waits                                              the operation for which it waits
-//    has interrupted its wait, for at most 200 ms       the same operation
-//    has interrupted its wait for longer, or runs       all_waiting() returns nothing
-//    has ended                                          its row is removed
+//    the thread                                         all_waiting()
+//    waits                                              adds the operation for which the thread waits to the result
+//    has interrupted its wait, for at most 200 ms       adds the same operation
+//    runs, or has interrupted its wait for longer       returns nothing
+//    has ended                                          removes the thread's row
 //
-// The interruption is the handling of signals, after which the thread waits again. Without the 200 ms, each of them would look
-// as if the thread ran, and a deadlock could be missed.
+// A caller from Python interrupts its wait every 100 ms to handle signals (bindings/python/engine.cc), and then waits again.
+// Without the 200 ms, a look during such an interruption would find a thread that runs. Then the time for which the rank is
+// blocked would begin anew (Membership::report_if_blocked), and a deadlock could be reported late or never.
 //
-// finish() marks a completion done as its last access to the completion. After that the caller may read the results and release
-// the completion in another thread.
+// When finish() stores `done`, other threads may read the completion at once. So this is its last access to the completion.
 #include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {
 namespace {
 
-// If a wait is interrupted for less than this time, it counts as one wait.
+// A wait that is interrupted for at most this time counts as one wait.
 constexpr base::microseconds kInterruption{200'000};
 
-// An object that dies with its thread; the registry notices that by a weak pointer. The first call in a thread may wait for the
-// loader of libraries, so make it without the registry's lock.
+// An object that is destroyed when its thread ends; then the weak pointer in the thread's row expires. The first call in a
+// thread may wait for a lock of the dynamic linker. So callers make this call before they take the registry's lock.
 const std::shared_ptr<int>& thread_life() {
   thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
   return life;
@@ -56,7 +57,7 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
   const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[std::this_thread::get_id()];
-  // Is it a new thread? Its id may be that of one that has ended.
+  // The row is new, or belongs to an ended thread whose id the system has given to this thread.
   if (thread.life.expired()) thread.stays = !completion->pool_thread;
   thread.life = life;
   thread.waits_for = completion;
@@ -65,7 +66,8 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
 
 void WaitRegistry::leave(bool done, base::Clock::time_point now) {
   const std::lock_guard lock(mutex_);
-  // The row is there: enter() of this thread has made it.
+  // enter() of this thread has made the row. (During the wait this thread may call a watcher. If the watcher waits too, the
+  // registry forgets the outer wait: the inner leave() changes this row, and removes the row if the thread does not stay.)
   const auto row = threads_.find(std::this_thread::get_id());
   Thread& thread = row->second;
   if (done && !thread.stays) {
@@ -80,7 +82,7 @@ std::optional<std::vector<CompletionPtr>> WaitRegistry::all_waiting() {
   const std::lock_guard lock(mutex_);
   std::vector<CompletionPtr> awaited;
   std::erase_if(threads_, [](const auto& item) { return item.second.life.expired(); });
-  // One thread that runs is enough for no answer: it may still submit what other ranks wait for.
+  // If one thread runs, the result is nothing: the thread may still submit what other ranks wait for.
   for (const auto& [id, thread] : threads_) {
     if (!thread.waits_for || thread.until < time_.now()) return std::nullopt;
     awaited.push_back(thread.waits_for);
@@ -116,7 +118,7 @@ std::vector<std::int32_t> SetDirectory::ids() const {
 
 void SharedState::finish(std::span<const Entry> entries, const base::Status& status) {
   reached(entries, status.ok() ? FlightRecorder::Stage::kDone : FlightRecorder::Stage::kFailed);
-  // Before `done` is set: a caller that sees its operation done may submit the same name at once.
+  // Before `done` is set: a caller that sees `done` may submit the same name at once, and push() refuses a name in flight.
   queue.forget(entries);
   std::int64_t ended = 0;
   for (const Entry& entry : entries) {

@@ -4,11 +4,11 @@
 //    take()      all entries leave entries_ together; their names stay
 //    forget()    the name leaves names_; from now on a new operation may have this name
 //
-// An example of NamesInFlight with 8 cells. The names a, b and c have the home 2, and d has the home 3. They are inserted in
-// this order:
+// An example of NamesInFlight, with 8 cells instead of the 64 or more of a real table. The names a, b and c have the home 2,
+// and d has the home 3. They are inserted in this order:
 //
 //    place          2  3  4  5  6
-//    all four       a  b  c  d  -    a search for d begins at 3, and passes b and c
+//    all four       a  b  c  d  -    a search for d begins at its home 3, and passes b and c
 //    b is erased    a  c  d  -  -    c and d move one place back; otherwise the search for d would end at the free cell 3
 #include "engine/intake/tensor_queue.h"
 
@@ -60,7 +60,7 @@ void NamesInFlight::reserve(std::size_t more) {
   std::size_t cells = cells_.size();
   while (2 * (used_ + more) > cells) cells *= 2;
   if (cells == cells_.size()) return;
-  // The home of a hash depends on the number of cells, so each request is searched again in the new table.
+  // The home of a hash depends on the number of cells. So each request is inserted again: find() gives a free cell.
   std::vector<HashCell> before(cells);
   before.swap(cells_);
   for (const HashCell& cell : before) {
@@ -83,7 +83,8 @@ bool TensorQueue::push(std::span<Entry> entries) {
     const bool is_here = std::ranges::any_of(before, [&](const Entry& entry) {
       return entry.request->set == request.set && entry.request->name == request.name;
     });
-    // None of the entries is queued yet. Without their names in the table, the caller can submit them again.
+    // No entry of this submission is queued yet, and none will be. If their names stayed in the table, no later operation could
+    // have these names.
     for (const Entry& entry : before) names_.erase(*entry.request);
     throw base::Error(
         base::ErrorCode::kInvalidArgument,
@@ -95,6 +96,7 @@ bool TensorQueue::push(std::span<Entry> entries) {
   }
   const bool was_empty = entries_.empty();
   if (was_empty) first_ = time_.now();
+  // All entries of a submission have the same watcher (Engine::launch).
   if (!entries.empty() && entries.back().completion->watcher != nullptr) {
     last_watched_ = was_empty ? first_ : time_.now();
   }

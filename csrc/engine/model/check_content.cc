@@ -7,11 +7,12 @@
 //    check_codec         a request with a codec
 //    check_splits        the splits of an alltoall
 //    check_set_change    a request that adds or removes a process set
+//    check_content       calls these, and checks a request without a value, the root of a broadcast, and the place in a group
 //
-// check_shape comes first, because check_splits reads the first dimension, which a scalar does not have.
+// check_shape comes first: check_splits reads the first dimension, and check_shape refuses an alltoall of a scalar.
 //
-// An example of check_splits with 3 members and a tensor of 6 rows: the splits [1, 2, 3] and [1, 2, 0] pass, as a sum below the
-// number of rows is allowed. [1, 2] has too few entries, and the sum of [4, 2, 1] is too large.
+// An example of check_splits with 3 members and a tensor of 6 rows: the splits [1, 2, 3] and [1, 2, 0] pass, because the sum
+// may be smaller than the number of rows. [1, 2] has too few entries, and the sum of [4, 2, 1] is too large.
 #include "engine/model/check_content.h"
 
 #include <algorithm>
@@ -53,7 +54,7 @@ void check_adasum(const Request& request, std::size_t ranks) {
             " is not supported: cast it to float16, bfloat16, float32 or float64, or use Average",
         ErrorCode::kUnsupported);
   }
-  // bit_floor gives the largest set that would work: for 6 ranks, the text advises a process set of 4.
+  // The text advises the largest number of ranks that works: 4 of 6.
   if (!std::has_single_bit(ranks)) {
     refuse(request,
            "Running Adasum with non-power of 2 ranks is not supported yet. (This process set has " +
@@ -73,7 +74,7 @@ void check_reduction(const Request& request, std::size_t ranks) {
                "; use allreduce and take this rank's rows of the result",
            ErrorCode::kUnsupported);
   }
-  // Adasum has its own rules for dtypes, so the table of kernels is not asked.
+  // Adasum has no entry in the table of kernels, because it combines whole tensors. So why_unsupported() would refuse it.
   if (request.op == ReduceOp::kAdasum) return check_adasum(request, ranks);
   const std::string gap = kernels::why_unsupported(request.dtype, request.op);
   if (!gap.empty()) refuse(request, gap, ErrorCode::kUnsupported);
@@ -148,7 +149,8 @@ void check_codec(const Request& request) {
                "; use op=Average or Sum, or leave the compression " + codec + " out",
            ErrorCode::kUnsupported);
   }
-  // The dtypes that a codec takes are those whose sums are accumulated in float32.
+  // A codec takes the dtypes whose sums are accumulated in float32. accumulator_of() throws for a pair without kernels, but
+  // check_reduction() has refused such pairs before.
   if (kernels::accumulator_of(request.dtype, request.op) != DType::kFloat32) {
     refuse(
         request,
@@ -178,7 +180,8 @@ void check_splits(const Request& request, std::size_t ranks) {
   }
 }
 
-// The ranks of a new set are sorted, so equal ranks are neighbours.
+// The ranks of a new set must ascend, so each one is compared only with the one before it. check_request sorts the ranks of a
+// caller; only a request from another rank can be unsorted here.
 void check_set_change(const Request& request, int world) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     if (request.root == 0) refuse(request, "the global process set cannot be removed");
