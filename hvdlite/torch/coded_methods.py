@@ -176,8 +176,11 @@ class CodedMethods(_Optimizer):
     @loss_scale.setter
     def loss_scale(self, loss_scale: Any) -> None:
         """Sets the factor for the next ``backward()`` and later ones."""
-        known = loss_scale is None or hasattr(loss_scale, "get_scale") or isinstance(loss_scale, int | float)
-        if not known or not 0 < scale_of(loss_scale) < float("inf"):
+        if isinstance(loss_scale, int | float):
+            right = 0 < loss_scale <= sys.float_info.max  # an int may be larger
+        else:
+            right = loss_scale is None or (hasattr(loss_scale, "get_scale") and 0 < scale_of(loss_scale) < float("inf"))
+        if not right:
             raise InvalidArgumentError(
                 f"optimizer.loss_scale={loss_scale!r}: set it to the GradScaler, to a finite number above 0, or to None"
             )

@@ -207,8 +207,9 @@ def test_a_grad_scaler(hvd):
         scaler.update()
     assert_same_bits([param.detach() for param in params])
     assert optimizer.state_dict()["hvdlite_compression"]["state"][0]["step"] == 4  # and one before the loop
-    with pytest.raises(InvalidArgumentError, match="loss_scale=0"):
-        optimizer.loss_scale = 0
+    for wrong in (0, -1.5, float("nan"), float("inf"), 10**400, "2"):
+        with pytest.raises(InvalidArgumentError, match=f"loss_scale={wrong!r}"):
+            optimizer.loss_scale = wrong
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
