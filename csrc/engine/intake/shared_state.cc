@@ -66,9 +66,10 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
 
 void WaitRegistry::leave(bool done, base::Clock::time_point now) {
   const std::lock_guard lock(mutex_);
-  // enter() of this thread has made the row. (During the wait this thread may call a watcher. If the watcher waits too, the
-  // registry forgets the outer wait: the inner leave() changes this row, and removes the row if the thread does not stay.)
+  // enter() of this thread has made the row. During the wait this thread may call a watcher. If the watcher waits too, the
+  // registry forgets the outer wait: the inner leave() changes this row, and removes the row if the thread does not stay.
   const auto row = threads_.find(std::this_thread::get_id());
+  if (row == threads_.end()) return;
   Thread& thread = row->second;
   if (done && !thread.stays) {
     threads_.erase(row);
