@@ -16,7 +16,7 @@
 // Which ranks send heartbeats. An example with the ranks 0 and 1 on one host, 2 and 3 on another, and 4 on a third one:
 //
 //    0, 2, 4    are the leaders: each sends heartbeats to the two others, and watches their hosts
-//    1, 3       have no heartbeat_: the leader of their host tells them of a silent host (lose_host, Announce)
+//    1, 3       have no heartbeat_: they learn of a silent host from a leader (lose_host announces the failure)
 //
 // If a leader leaves, no other rank of its host takes its place: the other leaders no longer watch this host.
 #include "engine/membership/failure_detector.h"

@@ -52,7 +52,7 @@ Membership::Actions Membership::leave(std::set<int> undecided) {
 Membership::Actions Membership::hear(int source, Goodbye message, Time, Facts&) {
   Actions actions;
   failures_.leave(source);
-  // Withdraws the rank's last report: a rank that has left waits for nothing.
+  // Withdraws the rank's last report: its operations end because it has left, so they are no deadlock.
   if (detector_) detector_->report(source, BlockedReport{});
   actions.emplace_back(
       Left{source,
