@@ -1,6 +1,6 @@
 // tick() computes the stuck ranks anew at each call. It compares them, and the versions of their reports, with suspects_:
 //
-//    different                                     remember them in suspects_ and start the time anew
+//    different                                     store the new ones in suspects_, and start the time anew
 //    equal, and no rank is stuck                   nothing
 //    equal, for less than patience_                nothing
 //    equal, for patience_, and not probed          send a probe to each stuck rank
@@ -8,7 +8,7 @@
 //    equal, probed, and all answers are there      verdicts
 //
 // An answer to a probe is a report, and report() stores it like any other. So an answer that says "not blocked", or has another
-// version, makes the next comparison "different". Then no verdict follows.
+// version, makes the next comparison "different". Then no verdict follows from this probe.
 //
 // How find_stuck() removes ranks. An example: ranks 0 and 1 form a process set, and ranks 2 and 3 form another one.
 //
@@ -18,8 +18,8 @@
 //    rank 3    waits for c, which is missing on rank 2
 //
 // The search begins with the ranks 0, 1 and 3. Rank 3 is removed, because rank 2 is not among them and may still submit c. The
-// ranks 0 and 1 stay, because each lacks what the other awaits. A removed rank may make others removable, so the search goes
-// over all ranks again until it removes none.
+// ranks 0 and 1 stay, because each lacks what the other awaits. When a rank is removed, others may have to be removed,
+// too. So the search goes over the remaining ranks again until a round removes none.
 //
 // Which verdicts judge() makes. An example: of the stuck ranks, rank 2 awaits an allreduce of set 0 that rank 3 lacks, and rank
 // 3 awaits a receive from rank 2 on set 0. The keys of `doomed` are then:
@@ -48,8 +48,8 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Is the operation a receive from any rank? Such a receive needs only one of the ranks that lack it; all other operations need
-// each of them.
+// Is the operation a receive from any rank? For such a receive it is enough if one of the ranks that lack it submits a send.
+// All other operations need every rank that lacks them.
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
@@ -58,7 +58,7 @@ bool takes_any(const OpenOperation& operation) {
 // or has joined.
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
   if (base::is_point_to_point(wanted.kind))
-    return false;  // an open send or receive has no counterpart
+    return false;  // an open send or receive is one whose counterpart is missing
   bool named = false;
   int in_group = 0;
   for (const OpenOperation& operation : open) {
@@ -151,7 +151,7 @@ DeadlockDetector::Actions DeadlockDetector::tick(base::Clock::time_point now,
     actions.probe.assign(stuck.begin(), stuck.end());
     return actions;
   }
-  // A rank that does not answer may have gone on. So without its answer there is no verdict.
+  // A rank whose answer is missing may have gone on in the meantime. So there is no verdict before all have answered.
   if (!unanswered_.empty()) return actions;
   actions.verdicts = judge(stuck, roster);
   for (const int rank : stuck) reports_.erase(rank);
@@ -173,8 +173,8 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
       std::vector<int> lacking = missing(operation, roster);
       if (lacking.empty() || can_complete(operation, lacking, stuck)) continue;
       const bool of_two = base::is_point_to_point(operation.kind);
-      // An operation that can never complete gets a verdict even if no thread waits for it. The text names only the operations
-      // for which one waits.
+      // An operation that can never complete gets a verdict even if no caller waits for it. The text names only the operations
+      // for which a caller waits.
       doomed[{of_two ? rank : -1, operation.set}].insert(operation.name);
       if (!operation.waited_for) continue;
       (of_two ? pairs : others) = true;

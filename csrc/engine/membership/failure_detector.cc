@@ -6,8 +6,9 @@
 //    Warn: Failure ─────────► hear: Fail "rank 0 ... has lost its neighbour: rank 1 ..."
 //    hear_late ◄───────────── Send FailureSeen
 //
-// A Failure has only the cause, without the name of its sender. The sender puts its name in front with me(), and the receiver
-// does the same in lose(). So after an Announce all these ranks show one text.
+// The message Failure carries only the cause, without the name of its sender. Both sides put the sender's name in front of the
+// cause: the sender with me(), for its own Fail after an Announce, and the receiver in lose(). So a receiver that has not
+// failed before shows the same text as the sender.
 //
 // failure_unseen_ is filled by raise() alone, with all other ranks that have not left. hear_late() removes a rank that confirms
 // the failure, fails or leaves. After other failures the set is empty, because nobody waits for confirmations.
@@ -15,7 +16,7 @@
 // Which ranks send heartbeats. An example with the ranks 0 and 1 on one host, 2 and 3 on another, and 4 on a third one:
 //
 //    0, 2, 4    are the leaders: each sends heartbeats to the two others, and watches their hosts
-//    1, 3       have no heartbeat_: they learn of a silent host from the Failure of a leader
+//    1, 3       have no heartbeat_: they learn of a silent host from a leader (lose_host announces the failure)
 //
 // If a leader leaves, no other rank of its host takes its place: the other leaders no longer watch this host.
 #include "engine/membership/failure_detector.h"
@@ -65,14 +66,13 @@ FailureDetector::Actions FailureDetector::raise(const std::string& cause) {
 
 FailureDetector::Actions FailureDetector::give_up(ErrorCode code, const std::string& cause) {
   failed_ = true;
-  // me(cause) is the same text that the other ranks compose.
   return {Announce{cause, roster_.others()}, Fail{{code, me(cause)}}};
 }
 
 // --- how other ranks end ----------------------------------------------------------------------------------------------
 
 // Answers every Failure: the message does not say whether the sender's driver waits for confirmations (after raise()).
-// Fail comes first, so this rank has told its user of the cause when the sender gets the answer.
+// Fail comes before the answer: if the sending throws, this rank has already recorded the cause.
 FailureDetector::Actions FailureDetector::hear(int source, const Failure& message) {
   return {lose(source, message.cause), Send{source, FailureSeen{}}};
 }
@@ -81,8 +81,8 @@ void FailureDetector::hear_heartbeat(int source, Time now) {
   if (heartbeat_) heartbeat_->heard(roster_.host_of(source), now);
 }
 
-// This rank has failed already, so it answers another rank's Failure without recording it. A rank that leaves gets its answer
-// at once, because this rank decides nothing more.
+// The first failure decides. So this rank keeps its own cause when another rank's Failure comes later, and only answers. A rank
+// that leaves gets its answer at once, because this rank decides nothing more.
 FailureDetector::Actions FailureDetector::hear_late(int source, const Message& message) {
   Actions actions;
   const bool fails = std::holds_alternative<Failure>(message);
@@ -116,7 +116,8 @@ FailureDetector::Actions FailureDetector::find_lost(Facts& facts) {
     if (roster_.has_left(rank)) continue;
     actions.emplace_back(lose(rank, how));
     if (roster_.host_of(rank) != here) continue;
-    // The ranks of other hosts may not see that a rank of this host is lost. So each rank of this host tells them.
+    // The ranks of other hosts may not see that a rank of this host is lost. So each rank of this host that finds the loss
+    // tells them.
     Warn warn{"has lost its neighbour: " + roster_.describe(rank) + " " + how, {}};
     for (const int peer : roster_.others()) {
       if (roster_.host_of(peer) != here) warn.ranks.push_back(peer);
@@ -128,7 +129,6 @@ FailureDetector::Actions FailureDetector::find_lost(Facts& facts) {
 
 // --- hosts ------------------------------------------------------------------------------------------------------------
 
-// Each leader watches the other hosts, on behalf of all ranks of its host.
 FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) {
   Actions actions;
   if (!heartbeat_) return actions;
@@ -149,7 +149,7 @@ FailureDetector::Actions FailureDetector::keep_in_touch(Time now, Facts& facts) 
             " s. If it stays silent for " + base::to_text(limits_.silence) +
             " s in all (HVDLITE_PEER_TIMEOUT), it counts as lost; otherwise the job continues"});
   }
-  // Several hosts may be silent. This rank fails for the first one, and only the first failure counts.
+  // Several hosts may be silent. The cause names only one of them, because only the first failure counts.
   if (!due.silent.empty()) append(actions, lose_host(due.silent.front()));
   return actions;
 }
@@ -177,7 +177,7 @@ FailureDetector::Actions FailureDetector::lose_host(int host) {
                             " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks_of(host) + ": " +
                             kSilentHost;
   for (int peer = 0; peer < roster_.size(); ++peer) {
-    // These ranks get no Failure, because a message to them may never leave this rank.
+    // So give_up() announces nothing to these ranks: a message to a host that does not answer may never leave this rank.
     if (roster_.host_of(peer) == host) roster_.leave(peer);
   }
   return give_up(ErrorCode::kPeerLost, cause);

@@ -1,5 +1,5 @@
-// An example with a timeout and a shortest silence of 10 seconds. The interval is 2 seconds. The last message of host 4 arrives
-// at second 0:
+// An example: the timeout and the shortest silence are 10 seconds, so the interval is 2 seconds. The last message of host 4
+// (the host whose leader is rank 4) arrives at second 0:
 //
 //    2, 4 s           heartbeats of host 4 are missing
 //    more than 5 s    tick() names host 4 in `quiet`, once
@@ -18,12 +18,12 @@ using base::microseconds;
 
 namespace {
 
-// A host sends at least this many heartbeats in the shortest silence. So one of them may be late without consequence.
+// A host sends about this many heartbeats in the shortest silence, or more. So one late heartbeat has no consequence.
 constexpr int kHeartbeatsInShortest = 5;
-// The longest time between two heartbeats.
+// The longest interval between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};
-// The driver calls tick() at much shorter intervals than the shortest silence divided by this number. If no call came for so
-// long, this process did not run.
+// The driver calls tick() more often than once in the shortest silence divided by this number. If no call came for so long,
+// this process did not run, or a call in its driver took too long.
 constexpr int kAwayDivisor = 2;
 }  // namespace
 
@@ -46,7 +46,7 @@ void Heartbeat::heard(int host, Clock::time_point now) {
 
 Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   Actions actions;
-  // This comes before the silence is measured: messages that came while this process did not run may still be unread.
+  // This comes before the silence is measured: messages that came before this call may still be unread.
   if (now - looked_ > shortest_ / kAwayDivisor) {
     for (auto& [host, when] : heard_) when = now;
     quiet_.clear();

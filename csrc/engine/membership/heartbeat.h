@@ -4,7 +4,7 @@
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes
 // passes while its program computes, so a busy rank still sends. Any other message from a host counts as a heartbeat, too,
 // since a heartbeat may wait behind large data. If tick() was not called for half of the shortest silence, this process
-// was itself stopped, or its machine was asleep. Then the silence of all hosts begins anew.
+// was stopped, its machine was asleep, or its driver was held up. Then the silence of all hosts begins anew.
 #pragma once
 
 #include <map>

@@ -8,8 +8,9 @@
 // time, each Goodbye also serves as the answer to the other one. A rank that coordinates no such set gets a Goodbye that asks
 // for no answer.
 //
-// look() goes from certain causes to uncertain ones: lost ranks, silent hosts, stalls, deadlocks. When a step has found a
-// failure, the later steps do nothing, because the first failure decides.
+// look() takes its steps in this order: lost ranks, silent hosts, stalls, deadlocks. Lost ranks come first, because a lost rank
+// also makes operations stall, and its loss is then the cause to report. When a step has found a failure, the later steps are
+// left out, because the first failure decides.
 #include "engine/membership/membership.h"
 
 #include "engine/model/hashing.h"
@@ -31,8 +32,8 @@ Membership::Membership(Roster roster, const Limits& limits, Time now)
     : failures_(std::move(roster), {limits.peer, limits.peer}, now), limits_(limits) {
   const Roster& all = failures_.roster();
   if (limits.stall.least() > 0 && all.size() > 1) inspector_.emplace(limits.stall, all.rank());
-  // A rank waits for half of the limit before it reports (for callbacks longer, see kUnseen), and the detector waits for the
-  // other half before it probes. So a deadlock is found after about the whole limit.
+  // A rank waits for half of the limit before it reports (if callbacks wait, for longer: kUnseen in waiting.cc), and the
+  // detector waits for the other half before it probes. So a deadlock is found after about the whole limit.
   if (all.rank() == 0) detector_.emplace(base::from_seconds(limits.deadlock / 2));
 }
 
@@ -51,7 +52,7 @@ Membership::Actions Membership::leave(std::set<int> undecided) {
 Membership::Actions Membership::hear(int source, Goodbye message, Time, Facts&) {
   Actions actions;
   failures_.leave(source);
-  // The last report of a rank that has left must not count any more.
+  // Withdraws the rank's last report: its operations end because it has left, so they are no deadlock.
   if (detector_) detector_->report(source, BlockedReport{});
   actions.emplace_back(
       Left{source,
@@ -70,8 +71,8 @@ Membership::Actions Membership::hear(int source, GoodbyeSeen, Time, Facts&) {
   return actions;
 }
 
-// The coordinator has sent a GoodbyeSeen or its own Goodbye. Before these messages, a coordinator sends all its response lists.
-// So it will never decide the operations of its sets for which this rank still waits.
+// The coordinator has sent a GoodbyeSeen or its own Goodbye. Before, it has sent all its decisions in which this rank takes
+// part, and messages arrive in order. So it will never decide the operations of its sets for which this rank still waits.
 void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }

@@ -7,7 +7,9 @@
 //    send to rank 2                    2
 //    receive from rank 0               0
 //    receive from any rank             0 2
-//    creation of a process set         0 2, or only those of them that the new set has (Request::asks)
+//    creation of a process set         0 2; if only the new set's members ask for it, those of 0 and 2 that are members
+//
+// Request::asks() decides this for each member.
 #include "engine/membership/roster.h"
 
 namespace hvdlite::engine {

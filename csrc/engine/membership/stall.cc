@@ -1,26 +1,27 @@
-// There is at most one question at a time. Its life:
+// A rank has at most one open question at a time. Its life:
 //
-//    begin()       an operation has waited too long, and no other rank looks after its set: an Inquiry to each rank that the
-//                  operations need and that has not left
+//    begin()       when an operation has waited too long, and no other rank looks after its set: sends an Inquiry to each rank
+//                  that the operations need and that has not left
 //    hear()        stores an answer
 //    conclude()    when all have answered, or after patience(): group() finds the missing ranks of each operation
 //
-// Then a question before a warning gives at most one line for each new reason, and the question before giving up gives at
-// most one verdict.
+// Then a question before a warning gives at most one line for each new reason. A question before giving up gives at most one
+// verdict.
 //
-// An example: the limit for warnings is 60 s. Rank 0 has waited for A for 60 s and for B for 40 s. Rank 1 lacks both,
-// answers, and has had no exemption in this time.
+// An example: the limit for warnings is 60 s, and only the ranks 0 and 1 exist. Rank 0 has waited for operation A for 60 s and
+// for operation B for 40 s. Rank 1 has submitted neither, answers, and has had no exemption in this time.
 //
-//    question 1    names A and B, because both are older than half of the limit. A gets a line. B is left out: rank 0 has not
-//                  waited for it for 60 s. The next question comes in 20 s
-//    question 2    names A and B. The line about A has the same reason, rank 1. So B joins that episode without a new line
-//    later         neither A nor B is stalled any more: end_episodes() writes that the stall has ended
+//    question 1    names A and B, because both are older than half of the limit. A gets a line. B gets none yet: rank 0 has
+//                  not waited for B for 60 s. The next question comes in 20 s
+//    question 2    names A and B. Both have the reason of the episode that began with A: rank 1 is missing. So B joins that
+//                  episode without a new line
+//    later         A and B have ended: end_episodes() writes that the stall has ended
 //
 // The tables:
 //
-//    submitted_     the front goes when the next element is older than the higher limit plus kLongestStagger
-//    episodes_      an episode goes when none of its operations is stalled any more
-//    in_hand_       an element stays, and counts until its time has come
+//    submitted_     the front is removed when the next element is older than the higher limit plus kLongestStagger
+//    episodes_      an episode is removed when none of its operations is stalled any more
+//    in_hand_       no element is removed; an element has no effect after its time
 //    unexplained_   becomes empty at a look that finds no stalled operation
 #include "engine/membership/stall.h"
 
@@ -36,21 +37,22 @@ using base::seconds_between;
 
 namespace {
 
-// The number of looks in the lower limit, and the bounds of the time between two looks. All times here are in seconds.
+// The time between two looks is the lower limit divided by kLooksPerLimit, but within the two bounds. While a question is open,
+// it is the lower bound. All times here are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 // Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // A rank counts as silent if it has not answered after half the lower limit, within these bounds.
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// When another rank looks after a stall, this rank asks nothing about it for some time: for kGrace if the next step is to give
-// up, and for the warning's limit plus kGrace if the next step is a warning. kGrace is also the longest time between two
-// questions before giving up.
+// When another rank looks after a set, this rank asks nothing about the set for some time: no question before giving up for
+// kGrace, or no question before a warning for the limit for warnings plus kGrace. After a question before giving up has ended,
+// the next such question may come after kGrace or earlier.
 constexpr double kGrace = 5.0;
-// How many operations and ranks a line names at most.
+// How many operations and ranks the text about one reason names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
-// The most characters of a verdict, of an operation in a line, and of the place where a rank's program is. With the words
-// around it, such a verdict fits into the control page (kCauseBytes in transport/control_page.cc).
+// The most bytes of a verdict, of an operation in a line, and of the place where a rank's program is. With the words around it,
+// such a verdict fits into the control page (kCauseBytes in transport/control_page.cc).
 constexpr std::size_t kMostText = 2800, kMostOperation = 200, kMostPlace = 933;
 
 std::string in_seconds(double seconds) {
@@ -118,7 +120,7 @@ StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> 
                                              const Roster& roster, const StateOf& state_of) {
   Actions actions;
   end_episodes(now, stalled, actions);
-  // The question before giving up goes first: while a question about a warning is open, it could not be asked.
+  // The question before giving up goes first: an open question before a warning would delay it.
   if (!inquiry_ && !begin(now, stalled, true, roster, actions)) {
     begin(now, stalled, false, roster, actions);
   }
@@ -164,7 +166,8 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
     if (in_hand(each.request->set, last, now)) continue;
     any = any || each.age >= late;
     // Operations that are younger than the limit are in the question, too. If a rank is silent or has left, one line tells of
-    // them all. If the rank answers, group() sets the next question for the time when the next operation is old enough.
+    // all operations that need this rank. If the rank answers, group() sets the next question for the time when the next
+    // operation is old enough.
     if (each.age >= limit(last) / 2) chosen.push_back(&each);
   }
   if (!any) return false;
@@ -195,7 +198,7 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
 }
 
 void StallInspector::hear(int rank, StallReply answer) {
-  if (!inquiry_ || inquiry_->number != answer.number) return;  // it answers an earlier question
+  if (!inquiry_ || inquiry_->number != answer.number) return;
   const auto found = inquiry_->answers.find(rank);
   if (found == inquiry_->answers.end()) return;
   for (const std::uint32_t index : answer.in_hand) {
@@ -219,6 +222,8 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   return false;
 }
 
+// An operation under way is agreed or matched, so it waits for no rank to submit it. A rank may name the operation in `lacks`
+// all the same, because the operation has ended there already.
 bool StallInspector::is_missing(const Question& question, std::size_t index, int rank) const {
   const auto answer = question.answers.find(rank);
   if (answer == question.answers.end() || !answer->second)
@@ -227,9 +232,11 @@ bool StallInspector::is_missing(const Question& question, std::size_t index, int
          std::ranges::count(answer->second->lacks, static_cast<std::uint32_t>(index)) > 0;
 }
 
-// Groups the operations of the question by the ranks that are missing, and sets when to ask again. Leaves out operations that
-// have ended, that another rank looks after, or for which it is too early. Leaves out an operation without a missing rank also
-// while its data may move, and at the first question that finds none (unexplained_).
+// Groups the operations of the question by their Reason, and sets when to ask again. Leaves out
+// - operations that have ended, and operations of a set that another rank looks after;
+// - an operation whose missing ranks have all answered, if this rank has waited for none of them for the whole limit;
+// - an operation without a missing rank if it is under way and data have moved lately, or if this question is the first that
+//   finds no missing rank (unexplained_).
 std::vector<StallInspector::StalledOperations> StallInspector::group(
     Time now, const Question& question, std::span<const Stalled> stalled) {
   const double most = limit(question.last);
@@ -257,8 +264,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
         missing.push_back(rank);
       }
     }
-    // If the last rank submitted the operation just before it answered, no rank lacks the operation, and it is about to run.
-    // So the first question that finds no missing rank writes nothing.
+    // If the last missing rank submitted the operation just before its answer, no rank lacks the operation any more, and the
+    // operation is about to run. So the first question that finds no missing rank writes nothing about the operation.
     if (missing.empty() && (early || (asked.under_way && question.moving) ||
                             unexplained_.insert(asked.record).second)) {
       continue;
@@ -278,7 +285,7 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
 
 void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const Names& names,
                               Actions& actions) {
-  // The question is over, whatever follows. So the next look may ask again, if next_ allows it.
+  // The question ends here even if group() or a text throws. Otherwise a question that is over would stay open.
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
   const std::vector<StalledOperations> groups = group(now, question, stalled);

@@ -1,25 +1,26 @@
 // The part of Membership about ranks that wait: reports and verdicts of deadlocks, questions and answers about stalls. The rest
 // is in membership.cc.
 //
-// How a rank reports that it is blocked. Each look of the rank finds one of these cases, and the first that holds decides:
+// How a rank reports that it is blocked. At each look the first line that holds decides ("blocked": all_wait() or
+// callbacks_wait(), as in Membership::Blocked):
 //
-//    `blocked` or the version has changed    the time starts anew; if rank 0 has a report, tell rank 0 that it is over
+//    `blocked` or the version has changed    start the time anew; if this rank has reported, withdraw the report
 //    not blocked, or reported already        nothing
 //    blocked for less than the patience      nothing
-//    otherwise                               report if Facts::blocked() confirms it; otherwise ask again at the next look
+//    blocked for the patience                report if Facts::blocked() confirms it; if not, try again at the next look
 //
 // So a rank that waits only briefly, as in each step of a training, reports nothing. Rank 0 reports to its own detector
 // without a message, but it gets its probes as messages to itself.
 //
 // How a rank answers an Inquiry. For each operation in it:
 //
-//    this rank waits for it, too             claim() decides whether the answer names it in `in_hand`
-//    it does not, and has not joined         the answer names it in `lacks`
-//    it does not, but has joined the set     the answer does not name it: a joined rank delays nobody
+//    it is unfinished on this rank, too           claim() decides whether the answer names it in `in_hand`
+//    it is not, and this rank has not joined      the answer names it in `lacks`; it has not been submitted, or has ended here
+//    it is not, but this rank has joined          the answer does not name it: collectives run without a request of this rank
 //
-// If the asking rank also wants to know where the program is, and this rank lacks an operation, the reply waits in unanswered_
-// for the watchdog thread. If no such thread can answer, the reply is sent at once, without the place. One answer of the
-// watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its `until`.
+// If the asking rank also wants to know where the program is, and the answer names an operation in `lacks`, the reply waits in
+// unanswered_ for the watchdog thread. If there is no such thread, the reply is sent at once, without the place. One answer of
+// the watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its `until`.
 
 #include <algorithm>
 
@@ -33,9 +34,9 @@ using base::LogLevel;
 
 namespace {
 
-// While an operation that runs a callback is in flight, the engine cannot see whether the program waits. It assumes that the
-// program waits when nothing has been submitted and nothing has ended for this many times half of HVDLITE_DEADLOCK_TIMEOUT.
-// With the default this is 150 seconds: a step should not compute for so long between two of its gradients.
+// While an operation whose end runs a callback is in flight, the engine cannot see whether the program waits for it. The engine
+// assumes so when nothing has been submitted and nothing has ended for this many times half of HVDLITE_DEADLOCK_TIMEOUT. With
+// the default this is 150 seconds: a step should not compute for so long between two of its gradients.
 constexpr double kUnseen = 300;
 // The watchdog gets this part of the time for which the asking rank waits for an answer. The rest is for the messages.
 constexpr double kWatchdogShare = 0.6;
@@ -69,7 +70,8 @@ void Membership::report_if_blocked(Time now, Facts& facts, Actions& actions) {
     const bool reported = blocked_.reported;
     blocked_ = {blocked, false, version, now};
     if (!reported) return;
-    // `blocked` is false in this report. If the rank is still blocked, it reports again after the patience.
+    // `blocked` is false in this report, so it withdraws the last one. If the rank is still blocked, it reports again after the
+    // patience.
     BlockedReport over;
     over.version = version;
     tell_rank_0(std::move(over), actions);
@@ -100,7 +102,8 @@ Membership::Actions Membership::hear(int source, BlockedReport message, Time, Fa
 Membership::Actions Membership::hear(int source, Probe message, Time, Facts& facts) {
   HVD_CHECK(source == 0);
   Actions actions;
-  // Asks the facts anew. If this rank is not blocked any more, the answer says so and withdraws the earlier report.
+  // Asks the facts anew, and the answer replaces the last report. If this rank has gone on since that report, the answer says
+  // "not blocked" or has another version.
   BlockedReport still = facts.blocked();
   still.probe = message.number;
   tell_rank_0(std::move(still), actions);
