@@ -106,6 +106,8 @@ Membership::Actions Membership::hear(int source, Probe message, Time, Facts& fac
   // "not blocked" or has another version.
   BlockedReport still = facts.blocked();
   still.probe = message.number;
+  // If the answer withdraws the report, and neither `blocked` nor the version changes, the next look reports again.
+  blocked_.reported = still.blocked;
   tell_rank_0(std::move(still), actions);
   return actions;
 }

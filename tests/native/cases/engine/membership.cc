@@ -98,6 +98,21 @@ TEST(ranks_that_wait_for_each_other_get_a_verdict) {
   EXPECT_HAS(job[0].verdicts[0].text, "rank 2 waits for allreduce of 'b' in process set 0");
 }
 
+TEST(a_rank_that_answered_a_probe_as_not_blocked_reports_again) {
+  Job job(kOneHost);
+  for (int rank = 0; rank < 3; ++rank) {
+    job.submit(rank, rank == 2 ? "b" : "a");
+    job[rank].facts.waits = true;
+  }
+  job.run(7);
+  job[1].facts.unclear = true;  // since its report
+  job.run(20);
+  EXPECT(job[0].verdicts.empty());
+  job[1].facts.unclear = false;
+  job.run(20);
+  EXPECT(job[0].verdicts.size() == 1);
+}
+
 TEST(who_computes_is_in_no_deadlock) {
   Job job(kOneHost);
   for (const int rank : {0, 1}) {

@@ -40,7 +40,7 @@ struct PlainFacts final : Membership::Facts {
   BlockedReport blocked() override {
     BlockedReport report;
     report.version = changes;
-    report.blocked = waits;
+    report.blocked = waits && !unclear;
     for (const Unfinished& each : open) {
       report.open.push_back(
           {each.request.set, each.request.kind, each.request.name, "", 0, true, {}});
@@ -61,6 +61,7 @@ struct PlainFacts final : Membership::Facts {
   std::map<int, std::uint64_t> received;
   std::uint64_t changes = 0;
   bool waits = false;
+  bool unclear = false;  // an exact look finds that this rank is not blocked
   std::vector<Unfinished> open;
   std::optional<std::string> where;  // this rank's program is
 };
