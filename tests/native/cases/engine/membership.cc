@@ -101,7 +101,7 @@ TEST(ranks_that_wait_for_each_other_get_a_verdict) {
 TEST(a_rank_that_answered_a_probe_as_not_blocked_reports_again) {
   Job job(kOneHost);
   for (int rank = 0; rank < 3; ++rank) {
-    job.submit(rank, rank == 2 ? "b" : "a");
+    job.submit(rank, rank == 1 ? "b" : "a");
     job[rank].facts.waits = true;
   }
   job.run(7);
