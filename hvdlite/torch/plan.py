@@ -38,8 +38,8 @@ def make_buckets(
         generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
 
     Raises:
-        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or it keeps state,
-            but a gradient is not in host memory.
+        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or the compression
+            keeps state, but a gradient is not in host memory.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
         InvalidArgumentError, UnsupportedError, HorovodInternalError: (with `Compression.auto`) as for
             `hvdlite.auto_compression.settle`.
@@ -96,7 +96,7 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     kinds: list[tuple[object, ...]] = []
     sizes: list[int] = []
     for gradient, form in forms.items():
-        # Frozen parameters have no gradients, and must not delay the others. Each bucket is reduced on one device.
+        # Frozen parameters have no gradients, so in the others' buckets they would delay them. A bucket is on one device.
         kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
         number = wanted.get(gradient.name)
         kinds.append((number, *(kind[-1:] if together else kind)))

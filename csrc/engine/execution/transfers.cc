@@ -8,9 +8,9 @@
 //    message that travelled whole     moving_           take(): one copy, at once
 //
 // Payloads from one rank to another have no numbers. Both ranks start them in the same order (PointToPoint), and no payload
-// overtakes another: a queue gives away only its first transfer, and a send whose tensor is not in host memory yet holds back
-// the later ones to the same rank. Sends to different ranks do not wait for each other. Messages of a rank to itself may
-// overtake each other, because each is already with its receive.
+// overtakes another: only the first transfer of a queue may start, and a send whose tensor is not in host memory yet delays
+// the later sends to the same rank. Sends to different ranks do not wait for each other. Messages of a rank to itself may
+// overtake each other, because each is already matched with its receive.
 //
 // While a payload moves, its entry is in one of these lists. So if the transport or a copy throws, retain_all() finds the
 // entry. This is why take() and advance_own() put entries into moving_ before they copy.
@@ -46,7 +46,8 @@ Transfers::Queues& Transfers::queues_with(int peer) {
   if (!is_new || window == nullptr || transport_.host_of(peer) != transport_.host_of(rank))
     return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
-  // A receiver needs the sender's process id to read its memory. The ranks of a host know each other's ids, or no rank does.
+  // To read the sender's memory, a receiver needs the sender's process id. `known` is about the receiver's id: the ranks of a
+  // host know each other's ids, or no rank does.
   const bool known = transport_.process_of(peer) != 0;
   queues.streams.emplace(
       transport::PayloadWriter(window->payloads(here, there), known),
@@ -117,7 +118,7 @@ void Transfers::take_own(Entry receive, Entry send) {
   advance_own();
 }
 
-// `staged` stays empty for a tensor in host memory, and then source_of() and target_of() name the tensor itself.
+// `staged` stays empty for a tensor in host memory, and then source_of() and target_of() return the tensor's memory.
 void Transfers::make_room(Moving& receive) {
   if (!is_staged(receive.entry)) return;
   receive.staged = naming(*receive.entry.request, [&] { return staging_.room_for(receive.entry); });
@@ -204,7 +205,7 @@ void Transfers::tell_refusal(int peer, int error) {
                         "allows it");
 }
 
-// Asks the transport about each transfer in moving_. queued_ saves the walk over all peers in a pass without queued transfers.
+// Asks the transport about each transfer in moving_. If no transfer is queued, there is no walk over all peers.
 bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {

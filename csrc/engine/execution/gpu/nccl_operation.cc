@@ -96,7 +96,7 @@ void NcclOperation::check(nccl::Result result, const char* function) {
   link().comm().nccl().check(result, function, comm());
 }
 
-// Ends the group even if a call throws. Otherwise later calls of this thread would belong to the group.
+// Ends the group even if a call throws. If the group stayed open, later calls of this thread would belong to it.
 template <typename Calls>
 void NcclOperation::grouped(Calls calls) {
   check(nccl().GroupStart(), "ncclGroupStart");
