@@ -38,8 +38,8 @@ def make_buckets(
         generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
 
     Raises:
-        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or it keeps state,
-            but a gradient is not in host memory.
+        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or the
+            compression keeps state, but a gradient is not in host memory.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
         InvalidArgumentError, UnsupportedError, HorovodInternalError: (with `Compression.auto`) as for
             `hvdlite.auto_compression.settle`.
@@ -76,7 +76,7 @@ def make_buckets(
 
 
 def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) -> Any:
-    """The compression; for `Compression.auto` the one that is chosen for these gradients. All ranks get the same."""
+    """The compression; for `Compression.auto`, the compression chosen for these gradients, the same on all ranks."""
     trained = [gradient for gradient in gradients if gradient.param.requires_grad]
     dense = [gradient for gradient in trained if gradient.sparse_dim is None or settings.sparse_as_dense]
     numbers = [(str(gradient.dtype).removeprefix("torch."), gradient.param.numel()) for gradient in dense]
@@ -85,7 +85,7 @@ def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) 
 
 
 def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: bool) -> list[list[ParameterGradient]]:
-    """Cuts dense gradients into buckets. together: are all in one bucket, apart from frozen ones, whatever their dtypes?"""
+    """Cuts dense gradients into buckets. together: do all but frozen ones share a bucket, whatever their dtypes?"""
     config = RUNTIME.config
     gradients = list(forms)
     if isinstance(groups, int):
