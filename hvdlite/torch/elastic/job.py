@@ -58,8 +58,8 @@ class ElasticJob:
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of the optimizer's state is lost. So every `commit_every`
     steps each rank gets a copy of the whole state, in host memory. After the loss of a rank all ranks return to the last copy
-    (the last *commit*): they do the later steps again, with the same samples. Before a planned leave all ranks commit, so the
-    leave takes no step back.
+    (the last *commit*): they do the later steps again, with the same samples. Before a planned leave all ranks commit, so no
+    step is repeated.
 
     A compression with state (PowerSGD, error feedback) keeps its state: a step that is not applied does not change the
     residuals. The residuals of a lost rank are lost. Ranks that copy the state from another one begin without residuals.
@@ -126,7 +126,8 @@ class ElasticJob:
         for name, value in kept.items():
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise InvalidArgumentError(
-                    f"elastic.Job({name}={value!r}): kept objects need state_dict(), load_state_dict(); is the name wrong?"
+                    f"elastic.Job({name}={value!r}): an object to keep needs state_dict() and load_state_dict(); is the name "
+                    "wrong?"
                 )
         self._state = JobState(model, optimizer, kept)
         self._file = CheckpointFile(os.fspath(checkpoint), save_every, {"seed": seed, "batch_size": batch_size})
@@ -178,7 +179,7 @@ class ElasticJob:
         self._reset_callbacks.extend(callbacks)
 
     def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
-        """Yields this rank's shares of the batches, from the present position on. All ranks end together.
+        """Yields this rank's shares of the batches, from the present position on. The iteration ends on all ranks together.
 
         Each batch must be used in one `step`. Every sample of an epoch is used in exactly one applied step. After the loss of a
         rank, batches that were loaded ahead are dropped.
@@ -208,7 +209,7 @@ class ElasticJob:
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
                         if self._may_leave and self._request.asked:
-                            self._save()  # if all ranks have to leave, nothing else remains
+                            self._save()  # if all ranks have to leave, only the file remains
                             leave_if_asked(f"after step {self.position}")
         except recovery.Passed:
             return
