@@ -62,7 +62,7 @@ class AdasumStep:
 
         Raises:
             HvdliteError: the ranks differ, a rank failed, or Adasum does not take the dtype of a parameter. Then the parameters
-                are as before the step, but the optimizer's state is as after it.
+                are as before the step, but the optimizer's state is as after the step.
 
         """
         if is_inner_step(optimizer):

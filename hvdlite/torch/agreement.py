@@ -24,7 +24,7 @@ class ReducerSettings:
     """The settings with which a wrapped optimizer's gradients are reduced.
 
     Attributes:
-        prefix: the name of the optimizer, the same on all ranks of the process set, and unique there.
+        prefix: the name of the optimizer, the same on all ranks of the process set, and unique in the set.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: divides the gradients before they are summed, and multiplies the result.
         compression: the argument of `DistributedOptimizer`; `hvdlite.compression` lists the kinds.
@@ -73,8 +73,8 @@ class AgreedGradients:
 
     Attributes:
         sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place.
-        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. It has only
-            parameters that accept gradients of any dtype, if some rank has an unreduced gradient.
+        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. A
+            parameter is here only if it accepts gradients of any dtype, and some rank has an unreduced gradient of it.
         kept: do all ranks keep their gradients from step to step?
         unchecked: is the start check of some rank not over?
     """
@@ -99,7 +99,7 @@ def agree(
         settings: the settings of the optimizer.
         gradients: the optimizer's parameters.
         groups: a description of the user's groups, with names instead of parameters.
-        generation: the number of this agreement among those of the optimizer in the job, from 1 on, the same on all ranks.
+        generation: the number of this agreement, counted for the optimizer in the job from 1 on, the same on all ranks.
         kept: does this rank keep its gradients from step to step? Ranks may differ.
         unchecked: is the start check of this rank not over? Ranks may differ.
 
@@ -138,7 +138,7 @@ def agree(
 def _described(gradient: ParameterGradient, gpus: list[int]) -> str:
     """A text with the properties of a parameter that must be equal on all ranks.
 
-    `gpus` are the GPUs of the parameters before this one; a further GPU is appended.
+    `gpus` are the GPUs of the parameters before this one. If this parameter is on another GPU, that GPU is appended.
 
     Ranks have different GPUs, but parameters that share a GPU on one rank must share one on all: buckets are made by GPU.
     """

@@ -120,7 +120,7 @@ def make_places(
 ) -> "tuple[Arena | None, str]":
     """Gives a place to each gradient in host memory of at least `SMALLEST` bytes that is reduced in place.
 
-    Frozen parameters get none. Collective over `process_set`.
+    Gradients of frozen parameters get no place. Collective over `process_set`.
 
     Args:
         name: the unique name of the exchange.
@@ -156,8 +156,9 @@ def make_places(
 def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
     """Should copies to the places use streaming stores?
 
-    Yes, if the parts of all ranks have together at least HVDLITE_STREAMING_BYTES: so much does not stay in the caches between
-    two steps. But no, if torch may copy with several threads, because only one thread makes the streaming stores.
+    Yes, if the parts of all ranks have together at least HVDLITE_STREAMING_BYTES: so many bytes do not stay in the caches
+    between two training steps. But no, if torch may copy with several threads, because only one thread makes the streaming
+    stores.
     """
     limit = RUNTIME.config.streaming_bytes
     return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1

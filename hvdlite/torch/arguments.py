@@ -20,7 +20,7 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
     """Checks the reduce operator with the arguments that depend on it, and returns its number.
 
     Raises:
-        InvalidArgumentError: gradients cannot be reduced with this op, or not with the other arguments.
+        InvalidArgumentError: gradients cannot be reduced with this op, or this op does not allow the other arguments.
         UnsupportedError: the op is Adasum, and the number of ranks is not a power of two.
 
     """
@@ -112,7 +112,7 @@ def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Group
     if not isinstance(groups, list | tuple) or not all(_may_be_group(members) for members in groups):
         raise InvalidArgumentError("groups should be a positive integer or a list of lists of parameters")
     names = {id(param): name for name, param in named}
-    chosen = [list(members) for members in groups]  # they may be iterators, such as module.parameters()
+    chosen = [list(members) for members in groups]  # the members may be iterators, such as module.parameters()
     seen: set[int] = set()
     for members in chosen:
         for param in members:

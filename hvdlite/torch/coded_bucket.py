@@ -32,8 +32,8 @@ class CodedGradient:
     Attributes:
         name: the unique name, the same on all ranks.
         shape: the shape of the gradient; a complex gradient has one more dimension of 2 at its end, for pairs of reals.
-        dtype: the dtype of the gradient; for a complex one that of its real parts.
-        value: this rank's gradient, contiguous and in host memory, which the codec may overwrite; None if this rank has none.
+        dtype: the dtype of the gradient; for a complex gradient, the dtype of its real parts.
+        value: this rank's gradient, contiguous and in host memory, which the codec may overwrite; None: no gradient.
         state: the codec's state from step to step: numbers and tensors, which ``optimizer.state_dict()`` saves.
         present: (after the first round) has any rank a gradient? If none has, hvdlite ignores the result, and the codec must
             not change the state.
@@ -79,21 +79,22 @@ def scale_of(loss_scale: Any) -> float:
 
 
 class CodedBucket(Bucket):
-    """Dense gradients in host memory that a `BucketCodec` reduces. Rounds of only one launch are in flight at a time."""
+    """Dense gradients in host memory that a `BucketCodec` reduces. Only one launch has rounds in flight at a time."""
 
     def __init__(self, label: str, members: Members, codec: BucketCodec, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
         self._label = label
-        # The same on all ranks. Optimizers of different process sets may have the same labels.
+        # The key is the same on all ranks. Optimizers of different process sets may have the same labels.
         self._key = (label, settings.process_set.process_set_id or 0)
         self._members = members
         self._forms = dict(members)
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        # The codec's generator. None after its end, and while it computes after a round: after Ctrl-C it cannot continue.
+        # The codec's generator. None after its end, and while it computes after a round, because a generator that Ctrl-C has
+        # interrupted cannot continue.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
-        # The tensors of the current round until they are submitted. Ctrl-C may come before; then the round is submitted later.
+        # The tensors of the current round until they are submitted. If Ctrl-C prevents that, a later call submits them.
         self._unsent: Sequence[Any] | None = None
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
@@ -142,7 +143,7 @@ class CodedBucket(Bucket):
                         gradient.dirty = True
 
     def _send(self, launched: InFlightBucket) -> None:
-        """Submits the current round, with the first one also the number of ranks that have each gradient."""
+        """Submits the current round, and with the first round the number of ranks that have each gradient."""
         assert self._unsent is not None
         settings = self._settings
         scales = (settings.op, *settings.scales)
@@ -157,7 +158,7 @@ class CodedBucket(Bucket):
                 self._unsent = None
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all rounds. First it waits for all rounds of launched buckets, of any optimizer, with smaller keys.
+        """Waits for all rounds of launched buckets with smaller keys, of any optimizer, and then for the rounds of this one.
 
         Later rounds start in this method. If one rank waited for optimizer A and another rank for optimizer B, neither would
         start the round that the other one needs. So all ranks wait in the order of the keys.
@@ -169,7 +170,7 @@ class CodedBucket(Bucket):
         self._take_rounds(launched)
 
     def _take_rounds(self, launched: InFlightBucket) -> None:
-        # After Ctrl-C in `launch`, a launch without rounds is in flight, and later another one of the same bucket.
+        # After Ctrl-C in `launch`, a launch without rounds is in flight, and later another launch of the same bucket.
         if launched.outcomes or not launched.works or not launched.works[0].number:
             return
         try:
@@ -201,7 +202,7 @@ class CodedBucket(Bucket):
             self._unsent, self._steps, self._round = tensors, steps, self._round + 1
 
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """The outcome is the reduced gradient, None if no rank had one, or an exception of the codec, which it raises."""
+        """The outcome is the reduced gradient, None if no rank had one, or the codec's exception, which is raised again."""
         if outcome is None:
             return None
         if isinstance(outcome, Exception):
@@ -212,8 +213,8 @@ class CodedBucket(Bucket):
 
 
 def _value_of(gradient: ParameterGradient, form: WireForm, grad: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the form's shape and dtype that the codec may overwrite: the gradient itself if it is one; a view
-    of a complex gradient as pairs of reals, if that is possible; otherwise a copy.
+    """A contiguous tensor of the form's shape and dtype that the codec may overwrite: the gradient itself if it is such a
+    tensor; a view of a complex gradient as pairs of reals, if that is possible; otherwise a copy.
     """
     gradient.require_dtype(grad)
     if form.dtype_in_place is grad.dtype and grad.layout is torch.strided and grad.is_contiguous() and not grad.is_neg():

@@ -53,7 +53,7 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
     Raises:
         InvalidArgumentError: the argument is not a compression; or the compression needs one bucket, but groups are given.
         UnsupportedError: the compression is a codec between hosts with error feedback, and this rank shares its host with
-            others.
+            other ranks.
     """
     if not keeps_state(compression):
         check_compression(compression)
@@ -177,7 +177,7 @@ class CodedMethods(_Optimizer):
     def loss_scale(self, loss_scale: Any) -> None:
         """Sets the factor for the next ``backward()`` and later ones."""
         if isinstance(loss_scale, int | float):
-            right = 0 < loss_scale <= sys.float_info.max  # an int may be larger
+            right = 0 < loss_scale <= sys.float_info.max  # an int may be larger than any float
         else:
             right = loss_scale is None or (hasattr(loss_scale, "get_scale") and 0 < scale_of(loss_scale) < float("inf"))
         if not right:

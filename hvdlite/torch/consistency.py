@@ -43,12 +43,12 @@ def check_consistency(
             an optimizer, call ``step()`` of the returned checker yourself.
         buffers: compare the buffers of modules, too? Not by default, because running statistics, such as those of BatchNorm,
             come from each rank's own batches.
-        process_set: the ranks to compare; None: those of the first wrapped optimizer among `objects`, or all ranks. The call
+        process_set: the ranks to compare; None: the ranks of the first wrapped optimizer in `objects`, or all. The call
             does nothing on a rank that is not a member.
 
     Returns:
         None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`, whose ``close()`` ends the comparisons. You need
-        not keep it if `objects` has an optimizer, which keeps it.
+        not keep the checker if `objects` has an optimizer, because the optimizer keeps it.
 
     Raises:
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
@@ -57,7 +57,7 @@ def check_consistency(
             `every` this call compares no values: the optimizer's ``step()`` does, and raises this error after the step. Its
             text names the step, and the last step after which all ranks were equal.
         InvalidArgumentError, UnsupportedError: this rank cannot read an object, such as a tensor of which each rank has a part
-            (a sharded DTensor). The other ranks raise InvalidArgumentError; with `every`, in this call, MismatchError.
+            (a sharded DTensor). The other ranks raise InvalidArgumentError, or MismatchError in a call with `every`.
         InvalidArgumentError: (on this rank only) another argument is wrong, or the class of the optimizer calls no hooks.
         NotInitializedError: `init` has not been called.
         HorovodInternalError: a rank failed.
@@ -109,7 +109,8 @@ def _follow(checker: ConsistencyChecker, optimizer: torch.optim.Optimizer) -> No
 class _TorchLeaves:
     """Finds the leaves of torch's objects.
 
-    A parameter has the name that a module gives it, or else a wrapped optimizer, or else its place in the optimizer's groups.
+    The name of a parameter comes from a module, or else from a wrapped optimizer. Otherwise it is the parameter's place in the
+    optimizer's groups.
     """
 
     def __init__(self, objects: Iterable[Any], buffers: bool) -> None:

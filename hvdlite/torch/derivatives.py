@@ -1,4 +1,4 @@
-"""Raises errors where a derivative of a collective would otherwise be wrong, and nothing would show it."""
+"""Raises an error where the derivative of a collective would otherwise be silently wrong."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["needs_grad", "only_once", "require_values"]
 
 
 def needs_grad(*tensors: Any) -> bool:
-    """Does autograd record an operation on these objects? They may be other objects than tensors."""
+    """Does autograd record an operation on these objects? Objects that are not tensors do not count."""
     for tensor in tensors:  # faster than any()
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             return torch.is_grad_enabled()
@@ -21,7 +21,7 @@ def needs_grad(*tensors: Any) -> bool:
 
 
 def require_values(*tensors: torch.Tensor) -> None:
-    """Refuses tensors without values to send, before a collective begins.
+    """Refuses tensors whose values cannot be sent. Call it before a collective begins.
 
     Raises:
         UnsupportedError: a tensor has a tangent of autograd's forward mode; a transformation of ``torch.func`` (such as vmap or
@@ -49,11 +49,11 @@ def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torc
     """Returns gradients that raise an error if they are differentiated again. Call it as the last step of a backward.
 
     Args:
-        gradients: the results of the backward. What autograd has recorded of them is dropped.
+        gradients: the results of the backward. Autograd's record of how they were computed is dropped.
         text: the text of the UnsupportedError.
 
     Returns:
-        Tensors with the same values and memory. If autograd records nothing now: the same gradients.
+        Tensors with the same values and memory, or `gradients` themselves if autograd records nothing now.
 
     """
     if not torch.is_grad_enabled():

@@ -15,7 +15,7 @@ from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 __all__ = ["ErrorFeedback", "decoded"]
 
 _LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
-_SMALLEST = 2.0**-100  # blocks whose largest magnitude is below it become zeros
+_SMALLEST = 2.0**-100  # blocks whose largest magnitude is below this become zeros
 
 
 def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:

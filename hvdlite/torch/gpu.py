@@ -1,8 +1,9 @@
-"""Says which tensors the engine can use in place, and which CUDA streams order their memory.
+"""Says which tensors the engine can use in place, and orders the CUDA streams that use the same memory.
 
-The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which its gradient was made, usually
-that of the forward pass; two gradients of one bucket may have different streams. When a pass is over, autograd orders the
-current streams of the caller of ``backward()`` after the streams of all gradients, and runs its final callbacks in these.
+The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which the parameter's gradient was
+made, usually the stream of the forward pass. (Two gradients of one bucket may have different streams.) When a backward pass is
+over, autograd orders the current streams of the thread that called ``backward()`` after the streams of all gradients, and runs
+its final callbacks in those current streams.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,12 +35,12 @@ def is_reachable(device: torch.device) -> bool:
 
 
 def reachable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy in host memory if the engine cannot use its memory."""
+    """The tensor, or a copy in host memory if the engine cannot use the tensor's memory."""
     return tensor if is_reachable(tensor.device) else tensor.cpu()
 
 
 def gpu_of(tensor: torch.Tensor) -> int:
-    """The engine's number for the device of a tensor: that of an NVIDIA GPU, or `CPU` for all others."""
+    """The engine's number for the device of a tensor: the number of the NVIDIA GPU, or `CPU` for all other devices."""
     device = tensor.device
     if device.type != "cuda" or not _IS_CUDA:
         return CPU
@@ -50,7 +51,7 @@ current_stream: Callable[[int], int] = BACKEND.stream_of
 
 
 def follow(gpu: int, streams: Iterable[int]) -> None:
-    """Orders the current stream after the present work of other streams of its GPU."""
+    """Orders the current stream of a GPU after the present work of other streams of this GPU."""
     now = torch.cuda.current_stream(gpu)
     for stream in streams:
         if stream != int(now.cuda_stream):
@@ -77,10 +78,10 @@ class StreamsOfBucket:
         self._seen.add(current_stream(self._gpu))
 
     def gather(self) -> tuple[int, ...]:
-        """Returns the current stream, and then the other streams in which the gradients were made, and forgets all of them.
+        """Returns the current stream, followed by the other streams in which gradients were made, and forgets all of them.
 
-        Called at the launch. Orders the current stream after the others. (At the end of a pass autograd has done so, but not if
-        backward has raised.)
+        Called at the launch. Orders the current stream after the other streams. (At the end of a backward pass autograd has
+        already ordered them, unless backward has raised.)
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}
@@ -90,8 +91,8 @@ class StreamsOfBucket:
         return (now, *others)
 
     def after(self, streams: Sequence[int]) -> tuple[int, ...]:
-        """The streams to order after an in-flight bucket: the current stream, which uses the results, and then the others of
-        `streams`, in whose order the memory is reused.
+        """The streams to order after an in-flight bucket: first the current stream, because it uses the results, and then the
+        other `streams`, because later work in them may reuse the memory.
         """
         now = current_stream(self._gpu)
         return (now, *(stream for stream in streams if stream != now))
@@ -104,6 +105,6 @@ def events_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
 
 
 def order_after(events: Iterable[Any]) -> None:
-    """Orders the current stream of the GPU of each event after the event."""
+    """Orders the current stream of each event's GPU after the event."""
     for event in events:
         torch.cuda.current_stream(event.device).wait_event(event)

@@ -9,9 +9,9 @@ __all__ = ["AtEnd", "fetch_ahead", "install"]
 
 
 class AtEnd:
-    """A callback for the end of a graph task (`hvdlite.torch.passes`). Calls a function then, and again when it is destroyed.
+    """A callback for the end of a graph task (`hvdlite.torch.passes`). Calls a function then, and again when destroyed.
 
-    A task that raises calls no callbacks, but it destroys them, so the function is called in any case. At its second call the
+    A task that raises calls no callbacks, but it destroys them. So the function is called in any case. The second call of the
     function must do nothing.
     """
 
@@ -29,7 +29,7 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
     """Installs hooks before and after the accumulation, even for frozen parameters, which may train later.
 
     Args:
-        param: the parameter. One that cannot have a gradient gets no hooks.
+        param: the parameter. A parameter that cannot have a gradient gets no hooks.
         reducer: the object that handles the hooks' calls.
         gradient: the state of the parameter's gradient.
 
@@ -46,7 +46,7 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
         if present is not None:
             setattr(param, name, present)  # after torch.utils.swap_tensors, only this makes autograd use these lists of hooks
     hooks = [
-        param.register_hook(GradientHook(reducer, gradient, False)),  # autograd.grad calls it too
+        param.register_hook(GradientHook(reducer, gradient, False)),  # autograd.grad calls this hook, too
         param.register_post_accumulate_grad_hook(GradientHook(reducer, gradient, True)),
     ]
     if frozen:

@@ -2,8 +2,8 @@
 
 A bucket is launched at most once in a pass: its gradients become requests that the engine accepts together. The
 `InFlightBucket` owns the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The
-reducer knows the `InFlightBucket` before anything is submitted: Ctrl-C may raise between any two lines here, and the memory
-must stay alive.
+reducer knows the `InFlightBucket` before anything is submitted, because Ctrl-C may raise between any two lines here, and the
+memory must stay alive.
 """
 
 from abc import ABC, abstractmethod
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass", "turn_of"]
 
-# The reductions of a step take this many names in turn. So ranks with different numbers of reductions get an error, unless
-# both numbers are multiples of this one.
+# The reductions of a training step take _TURNS names in turn. So ranks with different numbers of reductions get an error,
+# unless both numbers are multiples of _TURNS.
 _TURNS = 4
 
 # One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
@@ -49,7 +49,7 @@ class InFlightBucket:
             the submission it is empty, or the work has the number 0.
         items: the requests, in order.
         outcomes: empty until all items have ended; then for each item an error, or what the bucket's `store` takes.
-        streams: on a GPU, the CUDA streams in whose order the memory is reused; the first is the launching stream.
+        streams: on a GPU, the CUDA streams whose later work may reuse the memory; the first is the launching stream.
         stored: the number of items, from the first on, that need no more storing.
 
     """
@@ -68,8 +68,8 @@ class InFlightBucket:
         """Stores all results in their gradients. Called without gradient recording, after `Bucket.wait`.
 
         Args:
-            strict: must ``param.grad`` still be the tensor that was sent? If not strict, the result is dropped
-                if the user has replaced it.
+            strict: is it an error if the user has replaced the ``param.grad`` that was sent? Otherwise the result of such a
+                gradient is dropped.
 
         Returns:
             The first error of all items, or None.
@@ -99,8 +99,8 @@ class InFlightBucket:
             except Exception:  # raised by a user's compression; the next call goes on with the next item
                 self.stored = place + 1
                 raise
-            # Ctrl-C may interrupt the steps above, which then run once more. It cannot come between the end of these steps and
-            # the next statement. If it prevents the merge below, settle() makes the merge.
+            # Ctrl-C may interrupt the lines above, which then run once more. Ctrl-C cannot come between the end of these lines
+            # and the next statement. If Ctrl-C prevents the merge below, settle() makes the merge.
             self.stored = place + 1
             if value is not None:
                 gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
@@ -128,13 +128,13 @@ class Bucket(ABC):
 
     @abstractmethod
     def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
-        """Makes an in-flight bucket, appends it to those of the reducer, and submits the gradients.
+        """Makes an in-flight bucket, appends it to the reducer's `in_flight`, and submits the gradients.
 
         Args:
-            engine: the engine that reduces them.
+            engine: the engine that reduces the gradients.
             reducer: the reducer, which counts the bucket as launched.
             number: the number of the bucket in the reducer's plan.
-            wake: wake the engine's thread? Within a backward pass yes: no thread waits there and makes the engine's passes.
+            wake: wake the engine's thread? Within a backward pass yes, because no other thread makes the engine's passes then.
 
         Raises:
             InvalidArgumentError, UnsupportedError: the gradient that the text names cannot be reduced in this way.
@@ -157,7 +157,7 @@ class Bucket(ABC):
 
 
 def turn_of(reducer: PassDriver) -> int:
-    """The number, in turn, of the reduction in its step. It is a part of the names, so that the next reduction has others."""
+    """The number of the reduction in its training step, modulo _TURNS. The names contain it, so the next names differ."""
     return reducer.turn % _TURNS
 
 

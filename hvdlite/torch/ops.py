@@ -1,12 +1,12 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
-The functions that wait and return a new tensor have gradients. The functions in place and the ``_async`` ones are those of
-`hvdlite.ops`, except for `sparse_allreduce_async`. They have no gradients, and autograd does not see what the functions in
-place change. The gradients follow Horovod's convention:
+The functions that wait and return a new tensor have gradients. The in-place functions and the ``_async`` functions have no
+gradients, and are those of `hvdlite.ops` (except `sparse_allreduce_async`). Autograd does not see what in-place functions
+change. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
-- allgather and broadcast: that gradient divided by the number of ranks;
-- reducescatter: that gradient times the number of ranks.
+- allgather and broadcast: the gradient of that sum, divided by the number of ranks;
+- reducescatter: the gradient of that sum, times the number of ranks.
 
 The backward of a function is itself a collective: all ranks that have not joined must run it. Ranks that have joined count as
 if their incoming gradients were zero. If the call had no name, all ranks must run its backward and their other collectives
@@ -90,7 +90,8 @@ class _Allreduce(torch.autograd.Function):
         call: _CallArguments = ctx.call
         if call.weight is None:
             return (None, *_reduce(call, call.grad_name(), grads))
-        # The sum of the gradients times this rank's share of all weights: weights apply to tensors, not to gradients.
+        # The sum of the incoming gradients, times this rank's share of all weights. (The weights belong to the tensors of the
+        # forward, and not to the incoming gradients.)
         totals = _reduce(replace(call, op=Sum, weight=None), call.grad_name(), grads)
         name = call.grad_name(".weights")
         weights = float(ops.allreduce(call.weight, name=name, op=Sum, process_set=call.process_set))
@@ -188,7 +189,7 @@ def allreduce(
     All these are the true gradient of the sum of all ranks' losses. With Adasum, backward is an Adasum of the incoming
     gradients: this is Horovod's convention, and not a derivative.
 
-    Min, Max and Product with scale factors have no gradient: backward raises UnsupportedError.
+    With scale factors, Min, Max and Product have no gradient: backward raises UnsupportedError.
 
     Args, returns and raises are those of `hvdlite.allreduce`.
     """
@@ -212,7 +213,7 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[Any]:
-    """`allreduce` of a list of tensors that are agreed on and sent together. Their gradients are, too.
+    """`allreduce` of a list of tensors that are agreed on and sent together, as are their gradients.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allreduce`.
@@ -240,7 +241,7 @@ def sparse_allreduce_async(
 
     Returns:
         A function without arguments that waits and returns the coalesced result (a new tensor without gradient). A second call
-        returns None. It is no handle: `synchronize` and `poll` do not take it.
+        returns None. The function is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
         InvalidArgumentError: the tensor is not sparse or of bool, or op is neither Average nor Sum.
@@ -253,7 +254,7 @@ def sparse_allreduce_async(
         raise InvalidArgumentError("sparse_allreduce_async reduces with op=Average or op=Sum")
     tensor = tensor.detach()
     indices, values = rows_of(tensor, tensor, tensor.dtype, tensor.sparse_dim())
-    # Otherwise rows of a larger tensor would be stored outside of a smaller one, and no error would show it.
+    # Without a comparison of the shapes, rows of a larger tensor could be stored outside of a smaller one without an error.
     shape = torch.tensor([[RUNTIME.require_topology().rank, *tensor.shape]], device=indices.device)
     handle = ops.grouped_allgather_async([indices, values, shape], name, process_set)
     divisor = (process_set.size() or 1) if op == Average else 1
@@ -314,7 +315,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
     """`hvdlite.allgather` with a gradient.
 
     Backward gives each rank its rows of the *average* of the ranks' incoming gradients: Horovod's convention, the gradient of
-    the sum of all ranks' losses divided by their number.
+    the sum of all ranks' losses, divided by the number of ranks.
 
     Args, returns and raises are those of `hvdlite.allgather`.
     """
@@ -326,7 +327,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together. Their gradients are, too.
+    """`allgather` of a list of tensors that are agreed on and sent together, as are their gradients.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allgather`.
@@ -352,8 +353,8 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         (average,) = _reduce_for(call, [grad], Average)
-        # The zeros are computed from the average. So if this is differentiated again, autograd runs the allreduce's backward on
-        # these ranks, too.
+        # The zeros are computed from the average. So if this backward is differentiated again, autograd runs the allreduce's
+        # backward on these ranks, too.
         return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
 
 
@@ -363,7 +364,7 @@ def broadcast(
     """`hvdlite.broadcast` with a gradient.
 
     Backward gives the root the *average* of the ranks' incoming gradients, and the others zeros: Horovod's convention, the
-    gradient of the sum of all ranks' losses divided by their number.
+    gradient of the sum of all ranks' losses, divided by the number of ranks.
 
     Args, returns and raises are those of `hvdlite.broadcast`.
     """
@@ -493,7 +494,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together. Their gradients are, too.
+    """`reducescatter` of a list of tensors that are agreed on and sent together, as are their gradients.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.reducescatter`.

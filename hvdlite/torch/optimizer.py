@@ -44,10 +44,10 @@ else:
 
 __all__ = ["DistributedOptimizer"]
 
-# Numbers the optimizers of each set of ranks: these ranks make them in the same order, and other ranks may make none.
+# Numbers the optimizers of each set of ranks: the ranks of a set make theirs in one order, and other ranks may make none.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
-_connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # those that reduce gradients or steps
+_connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # the wrappings that reduce gradients or steps
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -87,38 +87,40 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     - The plain optimizer can load a ``state_dict()`` of the wrapped one, and the other way round.
 
     Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
-    dtype, in the same order, and freeze the same ones (the first reduction checks this). They must run the same number of
-    backward passes and steps (a rank that has no more data calls `join`), and wrap their optimizers in the same order.
+    dtype, in the same order, and freeze the same ones (the first reduction checks all this). The ranks must run the same number
+    of backward passes and steps (a rank that has no more data calls `join`), and wrap their optimizers in the same order.
 
     Args:
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
             collective if the first call had ``shard=True``.
         named_parameters: the model's named parameters: errors and logs use the names, and buckets follow their order.
-            There may be more than the optimizer has. Default: names made of the places in the optimizer's parameter groups.
-        compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; or a codec such as
+            It may have more parameters than the optimizer. Default: names made of the places in the optimizer's parameter
+            groups.
+        compression: `Compression.none`, `fp16`, `bf16`, or a class with the same methods; or a codec such as
             ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`); or
             `Compression.auto`, which chooses one by a measurement when the gradients are first reduced.
             `Compression.powersgd`, error feedback and a `BucketCodec` keep state in the optimizer: ``state_dict()`` includes
             it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
-        backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. They are not divided
-            by this number: divide the loss, or pass `average_aggregated_gradients`.
+        backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. The gradients are
+            not divided by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, and a step must
             not be skipped on some ranks only. `backward_passes_per_step`, `groups`, `sparse_as_dense` and
             `gradient_as_bucket_view` have no effect with Adasum.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
-            group with different dtypes or devices are reduced separately. Default, and for parameters in no list: by size (the
-            knobs bucket_bytes and first_bucket_bytes). Timing never changes the buckets, and so never the results' bits.
+            group with different dtypes or devices are reduced separately. Parameters in no list (by default all) are grouped by
+            size (the knobs bucket_bytes and first_bucket_bytes). Timing never changes the buckets, and so never the results'
+            bits.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. On a rank that is not a member, the optimizer reduces nothing and trains as
             the plain one.
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
         gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
-            are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and it stays there while the
-            program keeps it. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all ranks called
-            ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is impossible
-            (several hosts, no shared memory). False: no.
+            are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and ``.grad`` stays there
+            while the program keeps it. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all ranks
+            called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is
+            impossible (several hosts, no shared memory). False: no.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
             Adasum or `shard`: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
@@ -127,7 +129,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             parameters get the same bits as without sharding (docs/sharding.md names one exception). With torch's optimizers
             whose step is elementwise (SGD, the Adam family, RMSprop, Adagrad and so on) a rank updates slices of parameters;
             with all others, such as Muon and Adafactor, whole parameters. Do not shard an optimizer whose step combines several
-            parameters, for example in a norm over all of them. ``step()`` and ``state_dict()`` are then collective.
+            parameters, for example in a norm over all of them. With ``shard=True``, ``step()`` and ``state_dict()`` are
+            collective.
             ``state_dict()`` returns the whole state on every rank; ``load_state_dict()`` takes a whole state, from any number
             of ranks.
 
@@ -170,7 +173,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     mode = mode_of(start_check, "DistributedOptimizer")
     if isinstance(optimizer, _DistributedOptimizer):
         optimizer._hvdlite.undo(optimizer)
-    # Comes after everything that may raise on some ranks only: a call that is refused there must take no number.
+    # This comes after everything that may raise on some ranks only, because a call that raises there must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -272,7 +275,7 @@ class _Wrapping:
         """Checks new parameters against all other optimizers: there is only one way to reduce a gradient or a step.
 
         Raises:
-            InvalidArgumentError: another optimizer has one of them, and another op or process set.
+            InvalidArgumentError: another optimizer has one of the parameters, and another op or process set.
         """
         mine = OP_NAMES[self.settings.op], self.settings.process_set.process_set_id
         for other in _connected:
@@ -316,7 +319,7 @@ class _Wrapping:
         del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds parameters whose gradients are then reduced, too. Raises as `add_param_group`, and changes nothing then."""
+        """Adds parameters whose gradients are then reduced, too. If it raises (as `add_param_group`), nothing has changed."""
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
@@ -335,7 +338,7 @@ class _Wrapping:
             self.sharded.add(short)
 
     def reducers(self) -> list[Reducer]:
-        """All that reduce gradients of the optimizer; none where gradients stay as they are."""
+        """All reducers of the optimizer's gradients; an empty list if the gradients stay as they are."""
         return [] if self.reducer is None else self.reducer.family()
 
     def settle(self) -> None:
@@ -361,10 +364,10 @@ class _Wrapping:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Called before every step, even if a scheduler calls the original class's step. Reduces what is not reduced yet.
+        """Called before every step, even if a scheduler calls the original class's step. Reduces unreduced gradients.
 
         Returns:
-            The step's arguments with another closure if there is one; otherwise None.
+            The step's arguments, with another closure in place of theirs; None if they have no closure.
 
         """
         if is_inner_step(optimizer):
@@ -383,7 +386,7 @@ class _Wrapping:
         return None
 
     def _wrap_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Makes a closure that reduces the loss and the gradients over the ranks: an optimizer may decide by the loss."""
+        """Makes a closure that reduces the loss and the gradients over the ranks, because an optimizer may use the loss."""
 
         def of_all_ranks() -> Any:
             self.settle()
@@ -396,7 +399,7 @@ class _Wrapping:
         return of_all_ranks
 
     def _reduced(self, loss: Any) -> Any:
-        """The loss of all ranks, if it is a tensor or a number. Other objects are returned as they are."""
+        """The closure's loss, reduced over all ranks, if it is a tensor or a number. Other objects are returned as they are."""
         settings = self.settings
         arguments: dict[str, Any] = {"op": settings.op, "process_set": settings.process_set, "weight": self.weight}
         arguments["name"] = f"{settings.prefix}.loss"
@@ -430,14 +433,16 @@ class _DistributedOptimizer(_Optimizer):
     def weight(self) -> float | None:
         """The weight of this rank's gradients in the mean over the ranks; None, the default: all ranks have the same weight.
 
-        Set it before ``backward()``, on all ranks, to the number of samples in this rank's batch, if the loss is their mean.
+        If the loss is a mean over samples, set this weight before ``backward()``, on all ranks, to the number of samples in the
+        rank's batch.
         The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which equal the gradients of one process
         with the whole batch. The weight stays until you set it again. A rank with weight 0 contributes nothing, even if its
-        gradients have NaNs. The weights of passes before one reduction (`no_sync`, `backward_passes_per_step`) add up: set one
-        before each pass.
+        gradients have NaNs. The weights of passes before one reduction (`no_sync`, `backward_passes_per_step`) add up: set a
+        weight before each pass.
 
         Raises:
-            InvalidArgumentError: it is set to something other than None or a finite number of 0 or more, or op is not Average.
+            InvalidArgumentError: the weight is set to something other than None or a finite number of 0 or more, or op is not
+                Average.
 
         ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse and
         `sparse_as_dense` is False.
@@ -529,9 +534,9 @@ class _DistributedOptimizer(_Optimizer):
         """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
 
         Raises:
-            InvalidArgumentError: another distributed optimizer has one of them, with another op or process set; one of them
-                belongs to a lazy layer that has seen no batch; or this optimizer is sharded, and a parameter has gaps in
-                memory. Then the group is not added.
+            InvalidArgumentError: another distributed optimizer has one of the parameters, with another op or process set;
+                a parameter belongs to a lazy layer that has seen no batch; or this optimizer is sharded, and a parameter has
+                gaps in memory. Then the group is not added.
 
         """
         super().add_param_group(param_group)
@@ -545,4 +550,4 @@ class _DistributedOptimizer(_Optimizer):
         """Pickles and copies as the plain optimizer."""
         plain: Any = object.__new__(self._hvdlite.base)
         vars(plain).update((key, value) for key, value in vars(self).items() if key != "_hvdlite")
-        return plain.__reduce_ex__(1)  # pickle takes what later protocols make only with the object's present class
+        return plain.__reduce_ex__(1)  # pickle would refuse a later protocol's result: its class is not the object's own

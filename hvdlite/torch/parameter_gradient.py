@@ -36,23 +36,23 @@ class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
     A gradient in host memory or on an NVIDIA GPU is reduced in place if it lies in memory as its parameter does, without gaps.
-    Others are sent from dense memory on the same device, usually a copy. Compressed gradients are reduced where the compression
-    has made them, and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while it packs,
-    which needs no copy. The engine also applies codecs. Gradients on other devices travel through host memory.
+    Other gradients are sent from dense memory on the same device, usually a copy. Compressed gradients are reduced where the
+    compression has made them, and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while
+    it packs, which needs no copy. The engine also applies codecs. Gradients on other devices travel through host memory.
 
     Attributes:
         codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
         device: the device of the memory: the engine's number of a GPU or of host memory.
         flags: the flags of the request.
         memory: torch's object for that device.
-        dtype_in_place: the dtype of gradients that are reduced in place; None if no gradient of the parameter is.
-        strides: the strides of gradients that are reduced in place: those that the parameter has when this object is made. A
+        dtype_in_place: the dtype of gradients that are reduced in place; None if there are no such gradients.
+        strides: the strides of gradients that are reduced in place: the parameter's strides when this object is made. A
             parameter may change its memory format later, and not on all ranks.
         is_contiguous: are these the strides of a contiguous tensor?
         dtype: the engine's code of the dtype that is sent.
         shape: the extents of the memory that is sent.
-        wire_dtype: torch's dtype of that memory.
-        nbytes: the size of that memory in bytes.
+        wire_dtype: torch's dtype of the memory that is sent.
+        nbytes: the size of the memory that is sent, in bytes.
     """
 
     def __init__(self, param: torch.Tensor, dtype: torch.dtype, compression: Any) -> None:
@@ -141,10 +141,10 @@ class ParameterGradient(GradientState):
     increment is reduced. Afterwards the two are added up.
 
     Attributes:
-        bucket: the number of its bucket in the plan; -1 without a bucket.
+        bucket: the number of the gradient's bucket in the plan; -1 without a bucket.
         dirty: does ``param.grad`` hold a gradient of this rank that was not sent yet?
         filled: has ``param.grad`` been reduced since it was last reset? Gradients that the user has written do not count.
-        reduced_part: the finished gradient, kept here while backward adds an increment and until that is reduced.
+        reduced_part: the finished gradient, kept here while backward adds an increment and until the increment is reduced.
         stamp: the number of the last pass in which backward made this gradient.
         sparse_dim: the number of sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: the gradient's `hvdlite.torch.arena.ArenaPlace`; None if it has none.
@@ -158,7 +158,8 @@ class ParameterGradient(GradientState):
 
     - `forget`: the user has reset the gradient, so ``param.grad`` is None or all zeros. If the gradient was dirty, its zeros
       stay dirty and are reduced: other ranks may have no gradient, and all ranks must end alike, with zeros or None.
-    - `is_zero`: is ``param.grad`` surely unchanged since the reset? No if it was dirty then: the engine may write to it.
+    - `is_zero`: is ``param.grad`` surely unchanged since the reset? No if the gradient was dirty at the reset, because the
+      engine may write to it.
     - `move_in`: moves a fresh gradient to its place, once.
     - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
@@ -206,7 +207,7 @@ class ParameterGradient(GradientState):
     def merge(self) -> None:
         """Adds ``param.grad`` to the reduced part. Called without gradient recording.
 
-        Python runs signal handlers only before and after its changes, so after Ctrl-C it can be called again.
+        Python runs signal handlers only before and after the changes of this method. So it can be called again after Ctrl-C.
         """
         reduced_part, grad = self.reduced_part, self.param.grad
         if reduced_part is None:
@@ -222,7 +223,7 @@ class ParameterGradient(GradientState):
             self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
-        """Puts `value` in the place of `grad`, which is ``param.grad`` or the reduced part: in its memory if the value fits."""
+        """Replaces `grad`, which is ``param.grad`` or the reduced part, by `value`; in the memory of `grad` if `value` fits."""
         if grad.layout is value.layout is torch.strided and grad.dtype is value.dtype:
             if value.data_ptr() != grad.data_ptr():
                 grad.copy_(value)
@@ -236,8 +237,8 @@ class ParameterGradient(GradientState):
 
         Args:
             grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
-            value: the reduced gradient, of the parameter's shape, on its device or in host memory. Without `grad` it has no
-                other users.
+            value: the reduced gradient, of the parameter's shape, on its device or in host memory. If `grad` is None, `value`
+                has no other users.
             strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
 
         Raises:
@@ -266,11 +267,11 @@ def store_dense(
 
     Args:
         gradient: the state of the parameter's gradient.
-        grad: as there.
+        grad: as for `ParameterGradient.store`.
         form: the gradient's form on the wire.
         wire: the reduced memory.
         context: the context for `WireForm.decode`.
-        strict: as there.
+        strict: as for `ParameterGradient.store`.
     """
     value = form.decode(wire, form.context_of_blank() if grad is None else context)
     return gradient.store(grad, value if gradient.sparse_dim is None else value.to_sparse(gradient.sparse_dim), strict)

@@ -6,8 +6,9 @@ Autograd runs a backward as a *graph task* with a number. Code that a task calls
 the end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task. The end of the inner task
-  is not the end of the pass, and the outer task may never call a hook of hvdlite. But when the inner task is destroyed, the
-  outer task is current again on this thread. `EndOfTask` reports this to the reducer, which then watches the outer task.
+  is not the end of the backward pass, and the outer task may never call a hook of hvdlite. But when the inner task is
+  destroyed, the outer task is current again on this thread. `EndOfTask` reports this to the reducer, which then watches the
+  outer task.
 - A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
 - Compiled autograd may accept a callback and never call it. For the reducer this is the same as a task that raised.
 """
@@ -38,10 +39,10 @@ _CALLED_BY_TASK: CodeType = torch.autograd.function.BackwardCFunction.apply.__co
 
 
 def is_nested(leaving: bool = False) -> bool:
-    """Does the current graph task run inside a node of another one?
+    """Does the current graph task run inside a node of another graph task?
 
     The answer comes from the Python frames on the stack. A task that was started from C++ has no such frames, and counts as a
-    pass of its own. The gradients are the same then, but their reduction takes longer.
+    separate backward pass. The gradients are the same then, but their reduction takes longer.
 
     Args:
         leaving: is an inner task of the current task being destroyed? Then the frames of the inner task are still on the stack.
@@ -64,7 +65,7 @@ def is_nested(leaving: bool = False) -> bool:
 def when_task_ends(callback: Callable[[], None]) -> bool:
     """Registers a callback for the end of the current graph task. Returns False if no task will call it.
 
-    True does not promise the call: a task that raises never calls it, and compiled autograd may not either.
+    True does not promise the call: a task that raises never calls the callback, and compiled autograd may not call it.
     """
     try:
         Variable._execution_engine.queue_callback(callback)
@@ -94,14 +95,14 @@ class EndOfTask:
             self._owed = self._reducer.task_lost
 
     def __call__(self) -> None:
-        """Called by the task when it is over and all its hooks have run. What the reducer raises here, backward() raises."""
+        """Called by the task when it is over and all its hooks have run. backward() raises the reducer's errors."""
         self._owed = self._reducer.task_left if self._nested else None
         if not self._nested:
             self._reducer.task_ended(self._number)
 
     def __del__(self) -> None:
         owed = getattr(self, "_owed", None)  # no attribute exists if Ctrl-C came before __init__
-        # Python only prints what __del__ raises. PassDriver.settle() will get the same error, and can raise it.
+        # Python only prints errors of __del__. PassDriver.settle() will get the same error, and can raise it.
         with suppress(HvdliteError):
             if owed is not None:
                 owed(self._number)

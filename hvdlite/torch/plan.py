@@ -76,7 +76,7 @@ def make_buckets(
 
 
 def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) -> Any:
-    """The compression; for `Compression.auto` the one that is chosen for these gradients. All ranks get the same."""
+    """The compression; for `Compression.auto`, the compression chosen for these gradients, the same on all ranks."""
     trained = [gradient for gradient in gradients if gradient.param.requires_grad]
     dense = [gradient for gradient in trained if gradient.sparse_dim is None or settings.sparse_as_dense]
     numbers = [(str(gradient.dtype).removeprefix("torch."), gradient.param.numel()) for gradient in dense]
@@ -85,7 +85,7 @@ def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) 
 
 
 def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: bool) -> list[list[ParameterGradient]]:
-    """Cuts dense gradients into buckets. together: are all in one bucket, apart from frozen ones, whatever their dtypes?"""
+    """Cuts dense gradients into buckets. together: do all but frozen ones share a bucket, whatever their dtypes?"""
     config = RUNTIME.config
     gradients = list(forms)
     if isinstance(groups, int):

@@ -58,7 +58,7 @@ def send(
 
     Returns:
         None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
-        Its backward waits for the gradient from the receiver.
+        The backward of this zero waits for the gradient from the receiver.
     """
     if not needs_grad(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)

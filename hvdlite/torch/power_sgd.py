@@ -10,8 +10,8 @@ M is this rank's gradient plus the error of this rank's earlier gradients, as a 
 
 The ranks' parameters stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on
 all ranks. All values that follow from these alone (the orthonormal P and Q, and P Q^T) are computed with elementwise sums,
-differences, products, quotients and square roots. Each is an operation of torch of its own, in an order that depends on the
-shapes only, and IEEE 754 defines its bits. Products with M concern one rank only, and may be rounded in any way.
+differences, products, quotients and square roots. Each of these is a separate operation of torch, in an order that depends on
+the shapes only, and IEEE 754 defines its bits. Products with M concern one rank only, and may be rounded in any way.
 """
 
 from collections import defaultdict
@@ -25,13 +25,13 @@ from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 
 __all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
 
-_PIECE = 1 << 17  # elements of a product that are computed together: they stay in a processor's caches
+_PIECE = 1 << 17  # elements of a product that are computed together, so that they stay in a processor's caches
 # If the subtraction of earlier columns leaves at most this part of a column's squared norm, the rest is rounding noise.
 _NOISE = 2.0**-40
 
 
 def _sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The scalar product of each row of `left` with that of `right`, added up by halves. Returns shape [rows, 1].
+    """The scalar product of each row of `left` with the same row of `right`, added up by halves. Returns shape [rows, 1].
 
     The length of the rows is a power of two.
     """
@@ -87,7 +87,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
 
 
 class _Matrix:
-    """One gradient in one reduction. Its state does not change before `keep`."""
+    """One gradient in one reduction. The gradient's state does not change before `keep`."""
 
     def __init__(self, gradient: CodedGradient, rank: int, loss_scale: float) -> None:
         self.gradient = gradient
@@ -113,7 +113,7 @@ class _Matrix:
             self._sum.addmm_(self.p, self.q.t(), alpha=-1)
 
     def decoded(self) -> torch.Tensor:
-        """The reduced gradient: in this rank's gradient, or in new memory if this rank has none or one of 16 bits."""
+        """The reduced gradient: in this rank's gradient, or in new memory if that is missing or of 16 bits."""
         gradient, (rows, columns) = self.gradient, _extents(self.gradient.shape)
         value = gradient.value
         if value is not None and value.dtype is self.p.dtype:
@@ -138,7 +138,7 @@ def _extents(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Q of the step before, with random columns in place of those that are zero.
+    """Q of the step before, with random columns in place of zero columns.
 
     The random elements are multiples of 2^-23, with the same bits on all ranks, because the seed is the number of the step.
     """
@@ -154,9 +154,9 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 
 
 class PowerSGDCodec(BucketCodec):
-    """The state of a gradient has ``step``, the number of finite reductions in which any rank had it.
+    """The state of a gradient has ``step``, the number of finite reductions in which any rank had the gradient.
 
-    If it is approximated, the state also has ``q`` and ``residual``.
+    If the gradient is approximated, the state also has ``q`` and ``residual``.
     ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
     ``residual`` [n, m] is this rank's own, divided by the loss scale.
     """

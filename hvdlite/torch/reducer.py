@@ -4,7 +4,8 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
 
 1. Before backward adds to a finished gradient, the finished part is kept apart (see `ParameterGradient`).
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
-   ever nested, a complete bucket is launched at once. (`no_sync` and all but the last of several passes leave out 2 and 3.)
+   ever nested, a complete bucket is launched at once. (2 and 3 are left out inside of `no_sync`, and in all but the last of
+   several passes.)
 3. When the pass is over, the other buckets are launched, with missing members as absent, and all results are awaited. If this
    did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
    optimizer's step.
@@ -72,11 +73,12 @@ class Reducer(PassDriver):
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         self.check = make_check(optimizer, settings, self._gradients.values())
-        # A sharded step makes the parameters of all ranks equal: each rank sends its part. So the ranks compare them before it.
+        # A sharded step makes the parameters of all ranks equal: each rank sends its part. So the ranks compare parameters
+        # before the step.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
-        self._handed_over: list[torch.Tensor] = []  # those parameters
+        self._handed_over: list[torch.Tensor] = []  # the parameters that partners have taken over
         self._borrowers: weakref.WeakSet[Reducer] = weakref.WeakSet()  # reducers that have this one among their partners
         self._is_left = False  # is this reducer's own optimizer, or its wrapping, gone?
         # The plan, made at the first reduction.
@@ -85,7 +87,7 @@ class Reducer(PassDriver):
         self._generation = 0
         self._arena: Arena | None = None  # the arena with the gradients' places
         self._keeps = False  # were gradients zeroed at their last reset, and not set to None?
-        self._holding: list[ParameterGradient] = []  # those with a reduced part in the current task
+        self._holding: list[ParameterGradient] = []  # the gradients with a reduced part in the current task
         self._engine: Engine | None = None
         self.in_flight: deque[InFlightBucket] = deque()  # the launched buckets
         self._compared: Handle | None = None  # the sum of the start check, while it is in flight
@@ -105,7 +107,7 @@ class Reducer(PassDriver):
         """
         added = [(name, param, owner_of(param)) for name, param in named]
         for former in dict.fromkeys(owner for _, _, owner in added if owner is not None):
-            former.settle()  # all owners settle before any gives up, because this may raise
+            former.settle()  # all owners settle before any gives up a parameter, because settle() may raise
         for name, param, owner in added:
             if owner is not None:
                 owner._give_up(param, self)
@@ -143,7 +145,7 @@ class Reducer(PassDriver):
         return found
 
     def close(self) -> None:
-        """Removes the hooks when the optimizer or its wrapping is gone. As long as another optimizer uses them, they stay."""
+        """Removes the hooks when the optimizer or its wrapping is gone, but not while another optimizer uses the hooks."""
         self._is_left = True
         if len(self._borrowers):
             return
@@ -200,7 +202,7 @@ class Reducer(PassDriver):
         self._has_passed = True
 
     def _has_lost_engine(self) -> bool:
-        """Are the job or the process set of the pass gone? Then nothing of it can be reduced any more: leaves its buckets."""
+        """Is the job or the process set of the pass gone? Then nothing of the pass can be reduced: this drops its buckets."""
         if None in (self._engine, RUNTIME.engine):
             return False
         if RUNTIME.engine is self._engine and self.settings.process_set.included():
@@ -266,7 +268,8 @@ class Reducer(PassDriver):
         bucket.launch(self._engine, self, number, wake)
 
     def _begin_check(self) -> None:
-        if self.check.pending and (self._compared is None or not self._compared.number):  # Ctrl-C may come before it has one
+        # If Ctrl-C came before the submission, the handle has no number, and the sum is submitted now.
+        if self.check.pending and (self._compared is None or not self._compared.number):
             submission.start_sum(self.check.begin(), self.check.name, self.settings.process_set, self._keep_compared)
 
     def _keep_compared(self, handle: "Handle") -> None:
@@ -275,7 +278,7 @@ class Reducer(PassDriver):
     def _wait(self, strict: bool) -> None:
         """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all have ended.
 
-        An exception of a user's compression leaves it at once. The next call then stores the rest.
+        An exception of a user's compression is raised at once. The next call then stores the rest.
         """
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
@@ -290,7 +293,7 @@ class Reducer(PassDriver):
         with torch.no_grad():
             while self.in_flight:
                 launched = self.in_flight[0]
-                launched.bucket.wait(engine, launched)  # Ctrl-C leaves it in flight, and unsettled
+                launched.bucket.wait(engine, launched)  # Ctrl-C leaves the bucket in flight, and the pass unsettled
                 error = launched.store(strict)
                 failure = failure or error
                 self.in_flight.popleft()

@@ -24,7 +24,7 @@ _UNSLICED = ".unsliced"  # ends the key of a tensor that looks like slices
 
 
 def _dcp(module: str) -> Any:
-    """A module of DCP. It is imported only when it is needed: torch may have been built without torch.distributed."""
+    """A module of DCP. It is imported only when needed, because torch may have been built without torch.distributed."""
     return import_module(f"torch.distributed.checkpoint.{module}")
 
 
@@ -32,7 +32,7 @@ class Slice(torch.Tensor):
     """A part of a tensor of one dimension. DCP calls its methods to learn which part is on this rank.
 
     Attributes:
-        start: the index of its first element in the whole tensor.
+        start: the index, in the whole tensor, of the slice's first element.
         total: the number of elements of the whole tensor.
     """
 
@@ -52,7 +52,7 @@ class Slice(torch.Tensor):
         return tensor
 
     def size(self, *_: Any) -> Any:
-        """The size of the whole tensor, which DCP compares with the checkpoint's."""
+        """The size of the whole tensor, which DCP compares with the size in the checkpoint."""
         return torch.Size([self.total])
 
     def _chunk(self) -> Any:

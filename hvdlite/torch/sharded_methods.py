@@ -27,7 +27,7 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
         sharded: the optimizer's sharded state.
 
     Returns:
-        Functions that undo this. Call the last one first.
+        Functions that undo the changes. Call the last function first.
 
     """
     before = sharded.last_hook = optimizer.register_step_pre_hook(sharded.before_step)
@@ -41,7 +41,7 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
             try:
                 return step(*args, **kwargs)
             finally:
-                sharded.restore()  # also if it raises
+                sharded.restore()  # also if the step raises
 
         return restoring_step
 
@@ -79,7 +79,7 @@ class ShardedMethods(_Optimizer):
         Load the same state on all ranks; or load it on one, and then call `broadcast_optimizer_state` on all.
 
         Raises:
-            InvalidArgumentError: this is the result of `sharded_state_dict`.
+            InvalidArgumentError: `state_dict` is the result of `sharded_state_dict`.
 
         """
         if "orders" in state_dict:
@@ -121,8 +121,8 @@ class ShardedMethods(_Optimizer):
         """Loads the result of `sharded_state_dict`, which ``torch.distributed.checkpoint.load`` has filled. Sends nothing.
 
         Raises:
-            InvalidArgumentError: this is no result of `sharded_state_dict`; the parameters' names or layouts in memory, or the
-                number of groups, are not the saved ones; or the job has other ranks than before.
+            InvalidArgumentError: `state_dict` is no result of `sharded_state_dict`; the parameters' names or layouts in memory,
+                or the number of groups, are not the saved ones; or the job has other ranks than before.
 
         """
         sharded: ShardedState = self._hvdlite.sharded

@@ -12,7 +12,8 @@ __all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view
 
 # Parameters are cut at multiples of this number of elements. torch's kernels compute whole vectors first, and then the rest of
 # a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter, if torch
-# computes the tensor in one thread. Of several threads each has a rest, which shows in some steps of 16-bit parameters.
+# computes the tensor in one thread. If torch uses several threads, each thread has a rest, which changes some steps of 16-bit
+# parameters.
 _ALIGNMENT = 64
 
 # The rank at place p of the process set owns the elements from bounds[p] to bounds[p + 1] (exclusive), in the order of memory.
@@ -46,7 +47,7 @@ def order_of(tensor: torch.Tensor) -> list[int]:
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in the order of memory, as a view. They must lie in memory without gaps and overlaps."""
+    """The elements in the order of memory, as a view. The elements must lie in memory without gaps and overlaps."""
     return tensor.detach().permute(order_of(tensor)).view(-1)
 
 
@@ -88,7 +89,7 @@ class Sharded:
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """The elements of a tensor of the parameter's shape, in the order of `order`.
 
-        The result is a copy if the tensor has them in another order in memory.
+        The result is a copy if the tensor has its elements in another order in memory.
         """
         return tensor.detach().permute(self.order).reshape(-1)
 

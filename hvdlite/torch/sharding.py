@@ -74,11 +74,12 @@ class _Split:
 class _OnHost:
     """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
 
-    It is in host memory: on other ranks there may be no GPU of the owner's number, or it is another rank's GPU.
+    It travels in host memory: on another rank, the GPU with the owner's number may not exist, or may be in use by a
+    third rank.
     """
 
     value: torch.Tensor
-    on_host: bool  # was it there on the owner, too?
+    on_host: bool  # did the owner have the tensor in host memory, too?
 
 
 # Parts of parameters, of one dtype and device, that their owner (its place in the process set) sends to all others at once.
@@ -89,7 +90,8 @@ class ShardedState:
     """The part of one optimizer's state that this rank keeps, and the hooks around its steps.
 
     During a step the parameters with gradients *are* this rank's parts: their ``data`` and ``grad`` are swapped for slices, and
-    those of which the rank owns nothing are in no parameter group. So the optimizer's own code makes state only for the parts.
+    parameters of which the rank owns nothing are in no parameter group. So the optimizer's own code makes state only for the
+    parts.
     """
 
     def __init__(self, settings: ReducerSettings, kind: type[torch.optim.Optimizer]) -> None:
@@ -101,13 +103,13 @@ class ShardedState:
         self._cut: Callable[[Sequence[int], int], list[Bounds]] = cut_evenly if elementwise else assign_largest_first
         self._added: list[list[tuple[str, torch.Tensor]]] = []  # the parameters of each call of `add`, which are cut together
         self._assign()
-        self._active: list[Sharded] = []  # those with a gradient in this step
-        self._swapped: list[tuple[Sharded, torch.Tensor, torch.Tensor]] = []  # with their data and gradients
+        self._active: list[Sharded] = []  # the parameters with a gradient in this step
+        self._swapped: list[tuple[Sharded, torch.Tensor, torch.Tensor]] = []  # with their whole data and gradient
         self._groups: list[tuple[dict[str, Any], list[torch.Tensor]]] = []  # parameter groups, with all their parameters
         self._transfers: tuple[list[Sharded], list[_Transfer]] = ([], [])  # the last step's active parameters, and transfers
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes charge of more parameters; those from before keep their owners.
+        """Takes charge of more parameters; the earlier parameters keep their owners.
 
         Raises:
             InvalidArgumentError: a parameter's elements overlap in memory, or have gaps between them.
@@ -143,9 +145,10 @@ class ShardedState:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Swaps parameters for this rank's parts. It is the last hook before the step, because others look at whole gradients.
+        """Swaps parameters for this rank's parts. It is the last hook before a step, because others need whole gradients.
 
-        It evaluates a closure before that, once: the step gets a closure that only returns the loss.
+        If the step has a closure, the closure is evaluated once, before the swap. The step gets a closure that only returns the
+        loss.
 
         Raises:
             UnsupportedError: a gradient is sparse.
@@ -202,7 +205,7 @@ class ShardedState:
             self._groups.pop()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gives all ranks the updated parts of the others. Collective over the process set. Runs first after the step.
+        """Gives all ranks the updated parts of the others. Collective over the process set. The first hook after a step.
 
         Raises:
             MismatchError: a rank that owns parameters has joined, or a rank has stepped other parameters.
@@ -239,7 +242,7 @@ class ShardedState:
                     part.copy_(received)
 
     def _plan_transfers(self, active: Sequence[Sharded]) -> list[_Transfer]:
-        """Makes a transfer for each larger part, and transfers that have several small parts of one owner."""
+        """Plans one transfer for each larger part, and joint transfers for the small parts of an owner."""
         parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
         sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
         kinds = [
@@ -252,7 +255,7 @@ class ShardedState:
     # --- the state ------------------------------------------------------------------------------------------------------
 
     def localize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drops the state that other ranks own. A loaded state is whole until then.
+        """Drops the state that other ranks own. A loaded state is whole until this call.
 
         Raises:
             InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
@@ -271,7 +274,7 @@ class ShardedState:
         self.unsliced = False
 
     def _find_parts(self) -> bool:
-        """Assigns parameters to the present ranks if the state may be whole. Returns whether it may. Raises as `localize`."""
+        """Returns whether the state may be whole. If so, assigns parameters to the present ranks. Raises as `localize`."""
         if self.unsliced:
             enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
             self._assign()
@@ -360,7 +363,7 @@ class ShardedState:
         for sharded in self._sharded:
             if having[sharded.name] not in ([], sharded.owners):
                 self._refuse_gaps(sharded, having[sharded.name])
-        self.localize(optimizer)  # not before: a refused call must not drop a part of a loaded state
+        self.localize(optimizer)  # not earlier: a refused call must not drop a part of a loaded state
         whole: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         for sharded in self._sharded:
             if not having[sharded.name]:
@@ -393,7 +396,7 @@ class ShardedState:
         )
 
     def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:
-        """A value of the whole state, from what the first owner of the parameter has sent. Collective if that is a `_Split`."""
+        """A value of the whole state, from `sent`, which the parameter's first owner sent. Collective for a `_Split`."""
         param = sharded.param
         if isinstance(sent, _OnHost):
             return sent.value if sent.on_host else sent.value.to(device or param.device)

@@ -74,7 +74,7 @@ class TrainedByTorch:
 def make_check(
     optimizer: torch.optim.Optimizer, settings: ReducerSettings, gradients: Iterable[ParameterGradient]
 ) -> StartCheck:
-    """The check of one optimizer. `gradients` are those of the parameters that it trains, now or later."""
+    """The check of one optimizer. `gradients` belong to the parameters that the optimizer trains, now or later."""
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",
@@ -85,7 +85,7 @@ def make_check(
 
 
 def leaves_of_gradients(params: Iterable[torch.Tensor]) -> Iterator[Leaf]:
-    """The gradients of parameters (of a sparse one its values and its indices), except those that are all zeros."""
+    """The gradients of parameters, except those that are all zeros. A sparse gradient gives its values and its indices."""
     for param in params:
         grad = param.grad
         if grad is None:

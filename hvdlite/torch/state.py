@@ -29,12 +29,12 @@ __all__ = [
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrites tensors with the root's, in place. Collective over `process_set`.
 
-    Names, shapes and dtypes must be the same on all its ranks. The order may differ, unless the tensors have no names.
+    Names, shapes and dtypes must be the same on all these ranks. The order may differ, unless the tensors have no names.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
             of tensors (which are then numbered). Entries that are None are left out. Tensors on NVIDIA GPUs are broadcast
-            there, and must be on a GPU on all ranks; those on other devices are copied through host memory.
+            there, and must be on a GPU on all ranks; tensors on other devices are copied through host memory.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
 
@@ -106,10 +106,10 @@ def broadcast_optimizer_state(
         optimizer: an optimizer, wrapped or not, with the same parameter groups on all ranks.
         root_rank: the root's rank in the whole job, the same on all ranks.
         model: not used; Horovod has this argument.
-        process_set: the ranks that take part; the root is one of them. If the optimizer is sharded: its process set.
+        process_set: the ranks that take part; the root is one of them. For a sharded optimizer, the optimizer's process set.
 
     Raises:
-        InvalidArgumentError: this is not a torch.optim.Optimizer, or a sharded state cannot be gathered.
+        InvalidArgumentError: `optimizer` is not a torch.optim.Optimizer, or a sharded state cannot be gathered.
         MismatchError: (on all ranks) the ranks' optimizers have different parameter groups, or different compressions with
             state. No optimizer has changed.
         HorovodInternalError: as for `hvdlite.broadcast`.
@@ -117,7 +117,7 @@ def broadcast_optimizer_state(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(f"broadcast_optimizer_state takes a torch.optim.Optimizer, got {type(optimizer)}")
-    # What must be the same on all ranks so that one rank's state fits the optimizers of the others.
+    # These facts must be the same on all ranks, so that one rank's state fits the optimizers of the other ranks.
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     facts = [("the number of parameters in each group", sizes), ("the compression with state", compression_of(optimizer))]
     _, differing = compare(facts, "optimizer_state.alike", process_set)
@@ -145,7 +145,7 @@ def broadcast_optimizer_state(
         if sharded is not None:
             sharded.unsliced = True
             if not is_whole:
-                sharded.localize(optimizer)  # as on the root, which has a part
+                sharded.localize(optimizer)  # the root has only its part, too
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -168,8 +168,8 @@ def _placeholder_of(value: Any) -> Any:
 def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The structure of an optimizer's state with memory on this rank for its tensors.
 
-    Tensors that the root has outside of host memory are on the device of their parameter here, and options of a group on that
-    of its first parameter.
+    Tensors that the root has outside of host memory are on the device of their parameter here. The options of a group are on
+    the device of the group's first parameter.
     """
     host = torch.device("cpu")
     devices: dict[Any, torch.device] = {}  # the parameters' devices, by the key of the structure

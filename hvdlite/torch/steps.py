@@ -35,7 +35,7 @@ def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[...,
     """
     kind: Any = type(optimizer)
     kind.step = wrap(kind.step)
-    own = vars(optimizer).get("step")  # a scheduler's, which calls the step of the unwrapped class
+    own = vars(optimizer).get("step")  # a scheduler's step, which calls the step of the unwrapped class
     if own is None:
         return lambda: None
     wrapped = wrap(lambda _, *args, **kwargs: own(*args, **kwargs))
@@ -103,7 +103,7 @@ class ParameterWatch:
     """Finds parameters that the program has added to an optimizer without hvdlite.
 
     Args:
-        known: the known parameters and their names; hvdlite adds parameters to it.
+        known: the known parameters and their names; hvdlite adds parameters to this mapping.
         label: the name of the optimizer, for error texts.
     """
 

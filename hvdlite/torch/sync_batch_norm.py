@@ -4,9 +4,9 @@ Each rank adds up its own values. In the forward pass one small allgather collec
 deviations, and each rank combines them. Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
 Computing Sample Variances", 1979. In the backward pass one small allreduce adds up the ranks' sums over the gradients.
 
-Exchanged values are in float64, on the input's device if the engine can use its memory and otherwise on the host. On the input
-this file uses only operations that torch has for every device. On a GPU the counts are exchanged separately, on the host, so
-that nothing waits for the GPU.
+Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
+This file applies to the input only operations that torch has for every device. On a GPU the counts are exchanged separately, on
+the host, so that nothing waits for the GPU.
 """
 
 import math
@@ -36,17 +36,19 @@ class SyncBatchNorm(_BatchNorm):
     on a GPU) and one allreduce backward (none if the input needs no gradient) for each call, in the same order on all ranks.
     The input must need a gradient on all ranks or on none. The batches may differ in size and may be empty on some ranks.
 
-    The input's gradient is that of the sum of all ranks' losses; gradients of weight and bias are this rank's part, for
-    `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all ranks, for example for
-    a gradient penalty). Then the backward pass takes two more allreduces, and the second backward pass has allreduces, too.
+    The input's gradient is the gradient of the sum of all ranks' losses. The gradients of weight and bias are this rank's part,
+    for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all ranks, for example
+    for a gradient penalty). Then the backward pass takes two more allreduces, and the second backward pass has allreduces, too.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format. A rank
-    adds up its values in float32, or in float64 if the input is float64. On an NVIDIA GPU all but the counts stays there.
+    adds up its values in float32, or in float64 if the input is float64. Values on an NVIDIA GPU stay on the GPU, except the
+    counts.
 
     Args:
         num_features: the number C of channels, the same on all ranks.
         eps: a number that is added to the variance.
-        momentum: the weight of a new value in the running statistics; None: these are the average of all values so far.
+        momentum: the weight of a new value in the running statistics; None: the statistics are the average of all values so
+        far.
         affine: does the layer have a weight and a bias?
         track_running_stats: does the layer keep running statistics, which evaluation uses?
         process_set: the ranks that share their statistics.
@@ -81,8 +83,8 @@ class SyncBatchNorm(_BatchNorm):
         """Replaces every BatchNorm layer inside a module. The new layers take over the parameters and buffers of the old ones.
 
         Args:
-            module: changed in place; a layer used in several places stays one.
-            process_set: for the new layers.
+            module: changed in place; a layer used in several places stays one layer.
+            process_set: the process set of the new layers.
 
         Returns:
             The module, or the new layer if the module is itself a BatchNorm layer.
@@ -193,7 +195,7 @@ class _Whole:
 
 
 class _LocalValues:
-    """This rank's values, around a center of each channel that is near their mean.
+    """This rank's values. Each channel has a center near the mean of its values.
 
     Attributes:
         centered: the input minus the center: float32 or float64, on the input's device, in memory of its own.
@@ -207,8 +209,8 @@ class _LocalValues:
         divisor = max(self._count, 1)
         center = _sums(input, dtype) / divisor
         self.centered = input - _per_channel(center, input.dim())
-        # The center is a rounded mean, so the centered values have a small mean of their own. That counts if the center is far
-        # from zero.
+        # The center is a rounded mean, so the centered values have a small mean of their own. This mean matters if
+        # the center is far from zero.
         sums = [center, _sums(self.centered, dtype) / divisor, _sums(self.centered.square(), dtype)]
         self.center, self._offset, self._squares = reachable(torch.stack(sums)).double()
 

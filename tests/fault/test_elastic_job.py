@@ -186,7 +186,10 @@ INTERRUPTED = """
 def test_ranks_whose_step_a_loss_has_interrupted_after_the_optimizer_are_equal(interrupted, scheduled):
     result = run_job(INTERRUPTED, 3, args=[interrupted], mpirun_args=("--with-ft", "ulfm"))
     assert [result.stdout[rank] for rank in (0, 1)] == [f"6 {scheduled}\n"] * 2, result.report()
-    said = "a loss has ended step 3 after optimizer.step(): what follows, such as scheduler.step(), is left out"
+    said = (
+        "the loss of a rank has ended step 3 after optimizer.step(): the rest of the step, such as scheduler.step(), is "
+        "left out"
+    )
     assert (said in result.stderr[0]) == (scheduled == 5), result.report()
 
 

@@ -2,9 +2,9 @@
 // where the tensors lie and how they travel: HostOperation (host_operation.h), NcclOperation (nccl_operation.h),
 // StagedOperation (staged_operation.h).
 // Thread: the holder of the progress token. Owns: SharedRegions owns the channels, and their destruction lets the regions' next
-// users begin; an Operation owns its collective and its buffers. Blocks: only where OutputCache and a GPU's buffers do
-// (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After that the owner must retain
-// the operation, because the transport may still touch its memory.
+// users begin; an Operation owns its collective and its buffers. Blocks: only where OutputCache or a GPU's buffers
+// block (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an exception the owner
+// must retain the operation, because the transport may still touch the operation's memory.
 #pragma once
 
 #include <cstddef>
@@ -48,19 +48,20 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// A lane starts an operation only while fewer operations and bytes than these are in flight in it. So many are enough to use
-// the time in which one operation waits; more would take too much memory.
+// A lane starts an operation only while it has fewer operations and bytes in flight than these limits. The limits are high
+// enough to use the time in which one operation waits. Higher limits would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
 // Throws Error(Unsupported) if the transport's tags have room for fewer than 4 * kMaxRunning operations of a set.
 void check_tags(const transport::Transport& transport);
 
-// The tag of an operation's messages. Numbers repeat in tags after operation_limit() (operation.cc) operations of a set. So two
-// operations that are in flight together have different tags if fewer than that have begun between them.
+// The tag of an operation's messages. The tags of a set repeat after operation_limit() (operation.cc) operations of the set. So
+// two of its operations in flight have different tags if the second began fewer than operation_limit() operations after the
+// first.
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
-// The tag of all point-to-point payloads; no operation has it. Both ranks start the payloads from one to the other in the same
-// order.
+// The tag of all point-to-point payloads; no operation has this tag. One tag is enough, because a sender and its receiver start
+// the payloads between them in the same order.
 std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
 // How ranks combine their values for this request. An Average divides by `divisor`.
@@ -74,7 +75,8 @@ struct QueuedOperation {
   // entries[i] is the part in fused.parts[i]. An entry without a request means that this rank has joined.
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
-  // Of a prepared allreduce: from each member, its whole input or the part that this rank reduces.
+  // Only a prepared allreduce has payloads. payloads[i] comes from member i: its whole input, or the part that this rank
+  // reduces.
   std::vector<std::vector<std::byte>> payloads{};
 };
 
@@ -85,12 +87,12 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  // Not part of the constructor, so that the entries are not lost if it throws.
+  // Not part of the constructor, so that the entries are not lost if start() throws.
   virtual void start() = 0;
   // Returns true when finished. The entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
   // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and
-  // all members need the same order. So the next operation does not start before this is true.
+  // all members need the same order. So the next operation does not start before has_begun() is true.
   virtual bool has_begun() const { return true; }
   // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
   virtual void abandon() = 0;
@@ -106,7 +108,8 @@ class Operation {
   std::unique_ptr<collectives::Collective> start_with_rows(
       const Extents& extents, const void* input, void* output, const collectives::Comm& comm,
       const collectives::Selection& selection) const;
-  // True for an allreduce for which no rank has a value. It moves no data; its result says so by contributors == 0.
+  // True for an allreduce for which no rank has a value. Such an allreduce moves no data, and its result has
+  // contributors == 0.
   bool has_no_value() const;
 
  private:

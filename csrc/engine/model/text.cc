@@ -1,6 +1,6 @@
-// How a text names a dtype that the engine does not know: hvdlite/dtypes.py puts a hash of the name into Request::layout, and
-// the hash contains no name. So format_dtype() computes the hash of each name in a list and compares. Codes of memory layouts
-// are below kFirstOther and hashes are not, so no number is both.
+// How a text names a dtype that the engine does not know. Request::layout is the code of a memory layout or, for such a dtype,
+// a hash of the dtype's name (hvdlite/dtypes.py). Codes are below kFirstOther, and hashes are not. A hash cannot be turned back
+// into a name, so format_dtype() computes the hash of each name in a list, and compares it with the layout.
 #include "engine/model/text.h"
 
 #include <algorithm>
@@ -11,8 +11,7 @@
 namespace hvdlite::engine {
 namespace {
 
-// Names of dtypes that the engine does not know. `Request::layout` has a hash of the name. If a dtype is not in this list,
-// texts give the hash.
+// Names of dtypes that the engine does not know. For a dtype that is not in this list, texts give the hash of its name.
 constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
                                         "float8_e5m2",
                                         "float8_e8m0fnu",
@@ -38,7 +37,7 @@ constexpr const char* kOtherDTypes[] = {"float8_e4m3fn",
                                         "datetime64[ns]"};
 constexpr std::int32_t kFirstOther = 1 << 30;
 
-// As hvdlite/dtypes.py computes it: FNV-1a.
+// The hash FNV-1a, as hvdlite/dtypes.py computes it.
 constexpr std::int32_t mark_of(std::string_view name) {
   std::uint32_t hash = 2166136261U;
   for (const char letter : name) hash = (hash ^ static_cast<std::uint8_t>(letter)) * 16777619U;

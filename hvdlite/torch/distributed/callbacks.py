@@ -6,10 +6,11 @@ the callback. So each callback has a count of its own. "7t2.1" is the first coll
 collective 7. If ``then`` attached it, the future that ``then`` returned has the callbacks "7t2t1", "7t2t2", ... So ranks with
 the same program give a collective the same number, in whatever order their threads run.
 
-torch's C++ code makes most futures, such as those that ``then`` returns, and would not make them of a class that derives from
-torch's. So this module replaces the methods of torch's class, for all futures of the process. For a future that does not come
-from a collective of hvdlite, the new methods only call torch's own. A future of ``torch.futures.collect_all`` is such a future:
-collectives of its callbacks are counted with the program's, or with those of the callback that the thread runs.
+torch's C++ code makes most futures, such as those that ``then`` returns. It uses torch's class for them, and never a class that
+derives from torch's class. So this module replaces the methods of torch's class, for all futures of the process. For a future
+that does not come from a collective of hvdlite, the new methods only call torch's own. One example is a future of
+``torch.futures.collect_all``: collectives of its callbacks are counted with the program's, or with those of the callback that
+the thread runs.
 """
 
 import threading
@@ -38,7 +39,7 @@ class CallCounter:
         self._callbacks = 0  # the number of callbacks of the future: see `callback`
 
     def next(self, group: str) -> str:
-        """Returns the number of the group's next collective. It stays the same until `use` is called. Call it with the lock.
+        """Returns the number of the group's next collective, the same until `use` is called. The caller holds the lock.
 
         The number of a callback's collective begins with the callback's path. If the callback belongs to another group, the
         name of that group stands before the path.
@@ -49,7 +50,7 @@ class CallCounter:
         return f"{self._path}.{number}" if group == self._group else f"{self._group}:{self._path}.{number}"
 
     def use(self, group: str) -> None:
-        """Marks the number of `next` as used. Call it with the lock.
+        """Marks the number of `next` as used. The caller holds the lock.
 
         Do not call it if the engine refused the collective: the program may call it again, and needs the same number then.
         """

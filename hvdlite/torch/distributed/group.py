@@ -1,13 +1,13 @@
 """The functions of torch.distributed, which call the collectives and messages of hvdlite.
 
-torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers them, and the name of
-a tensor contains the number and torch's name for the operation. If ranks call different operations, their names differ, and
-deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start. If a group has the
-name of a destroyed group, it has another generation, so that its operations never match those of the destroyed group. Messages
-from rank to rank have no numbers, because only two ranks know of them.
+torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers its collectives, and
+the name of a tensor contains the number and torch's name for the operation. If ranks call different operations, their names
+differ, and deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start. If a
+group has the name of a destroyed group, it has another generation, so that its operations never match those of the destroyed
+group. Messages from rank to rank have no numbers, because only two ranks know of them.
 
-torch 2.13 has renamed some methods; these have two names here, for earlier versions. Over 400 lines, because there is a method
-for each of torch's functions.
+torch 2.13 has renamed some methods; these methods also have their old names here, for earlier versions. Over 400 lines, because
+there is a method for each of torch's functions.
 """
 
 import functools
@@ -323,7 +323,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         targets: Sequence[Tensor | None] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Gathers all ranks' elements of each input into a list of outputs. The engine writes to those that are targets."""
+        """Gathers all ranks' elements of each input into a list of outputs. The engine writes directly to the targets."""
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
@@ -371,7 +371,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_split_sizes: Sequence[int] | None,
         opts: Any = None,
     ) -> HvdliteWork:
-        """Sends some rows to each rank and receives some from each; without split sizes, equal numbers."""
+        """Sends some rows to each rank and receives some from each; without split sizes, the same number for all."""
         row = input[0].numel() if len(input) else 0
         splits = [rows * row for rows in self._rows("input", input, input_split_sizes)]
         parts = list(torch.split(output.detach(), self._rows("output", output, output_split_sizes)))
@@ -390,7 +390,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return rows
 
     def _exchange(self, label: str, flat: Tensor, splits: list[int], outputs: list[Tensor], opts: Any) -> HvdliteWork:
-        """Sends each rank as many elements of `flat` as `splits` says, and stores received ones in the outputs, in order."""
+        """Sends each rank as many elements of `flat` as `splits` says, and stores the received elements in the outputs."""
         expected = [part.numel() for part in outputs]
 
         def finish(result: tuple[Tensor, Tensor]) -> None:
@@ -463,7 +463,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return HvdliteWork(what, handle, outputs, finish, chosen, self._is_aborted, numbered)
 
     def _in_job(self, rank: int) -> int:
-        """The number in the whole job of the rank that has this number in the group."""
+        """Converts a rank's number in the group to the rank's number in the whole job."""
         RUNTIME.require()
         return (self._process_set.ranks or [])[rank]
 

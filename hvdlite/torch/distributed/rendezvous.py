@@ -1,14 +1,14 @@
 """Gives torch.distributed its ranks and its store: hvdlite connects the processes itself, so torch needs no variables.
 
 `init_process_group` asks a handler for a store, the rank and the size before it makes a group. hvdlite's handler
-(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default of all backends, where torch's own
+(``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default of all backends, if torch's own
 handler would fail because the environment lacks a variable. If all four variables are set, as torchrun does, torch's own
 handler is used.
 
 The store must answer any rank at any time, even while no other rank makes a call, so it cannot use collectives. hvdlite's
-collectives do not need it. torch needs it for the barrier after a new group, and for groups of other backends (gloo). On one
-host the store is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a port of rank
-0's host that the system chooses. All hosts must be able to resolve that host's name.
+collectives do not need the store. torch needs it for the barrier after a new group, and for groups of other backends (gloo). On
+one host the store is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a port of
+rank 0's host that the system chooses. All hosts must be able to resolve that host's name.
 """
 
 import atexit

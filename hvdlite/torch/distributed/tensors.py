@@ -15,7 +15,7 @@ def check_own_output(label: str, source: Tensor, output: Tensor) -> None:
     """Checks that an output of this rank has the dtype and the number of elements of the input to which it belongs.
 
     Raises:
-        InvalidArgumentError: one of them differs.
+        InvalidArgumentError: the dtype or the number of elements differs.
     """
     if source.numel() != output.numel() or source.dtype != output.dtype:
         raise InvalidArgumentError(
@@ -28,7 +28,7 @@ def check_same_dtype(label: str, source: Tensor, output: Tensor) -> None:
     """Checks that an output has the dtype of its input, because copying the result into it would convert the result.
 
     Raises:
-        InvalidArgumentError: they differ.
+        InvalidArgumentError: the dtypes differ.
     """
     if source.dtype != output.dtype:
         raise InvalidArgumentError(

@@ -28,7 +28,7 @@ __all__ = ["HvdliteWork"]
 _Future = torch.futures.Future[Any]
 
 # If C++ code of torch before 2.7 holds a Work, only the C++ part stays alive. Python frees the object with the methods below.
-# So the latest objects are kept here. Such code holds at most two at a time.
+# So the latest objects are kept here. Such code holds at most two works at a time.
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
@@ -50,7 +50,7 @@ class HvdliteWork(Work):
     Args:
         what: the operation and its group, for error texts.
         handle: the handle of the operation.
-        outputs: the caller's tensors for the result; of a send, those that are sent.
+        outputs: the caller's tensors for the result; for a send, the tensors that are sent.
         finish: stores the handle's result in the outputs; None if nothing is left to store.
         timeout: the longest wait if the caller of `wait` gives none.
         is_aborted: a function that returns whether this rank has aborted the group.
@@ -81,7 +81,7 @@ class HvdliteWork(Work):
         self._error: BaseException | None = None
         self._future: _Future | None = None
         self._failure: Exception | None = (
-            None  # what the thread of the future has got: the error, or that the operation is late
+            None  # the exception in the thread of the future: the operation's error, or a timeout
         )
         self._events: list[Any] = []  # in the GPUs' work, after which the results are ready
         if _TORCH_FREES_WORKS:
@@ -91,10 +91,10 @@ class HvdliteWork(Work):
         """Waits until the operation has ended and the tensors hold the result.
 
         Args:
-            timeout: the longest wait; by default that of the operation's options or the group.
+            timeout: the longest wait; by default the timeout of the operation's options or of the group.
 
         Returns:
-            True. On a GPU the operation may still run; the current stream is then ordered after it.
+            True. On a GPU the operation may still run; the current stream is then ordered after the operation.
 
         Raises:
             HorovodInternalError: the operation failed; the text says why.

@@ -1,6 +1,6 @@
 """`ElasticJob`: a training in which each step counts once, on all living ranks or on none.
 
-(Over 400 lines, because a step and the return after a loss change the same state.)
+(Over 400 lines, because a step and the return after the loss of a rank change the same state.)
 """
 
 import logging
@@ -34,8 +34,8 @@ class StepOutcome:
     """The outcome of a step.
 
     Attributes:
-        applied: was the step applied? If not, `batches` gives its batch again. With a sharded optimizer a later loss may take
-            back applied steps, as far as the last commit (`ElasticJob.committed`).
+        applied: was the step applied? If it was not, `batches` gives the same batch again. With a sharded optimizer, a later
+            loss of a rank may take back applied steps, as far as the last commit (`ElasticJob.committed`).
     """
 
     applied: bool = False
@@ -45,25 +45,28 @@ class ElasticJob:
     """A training over a global order of samples that continues when ranks are lost. No step is lost or applied twice.
 
     `batch_size` is that of all ranks together, whatever their number. Each batch is divided among the ranks, which may get
-    different numbers of samples: gradients are weighted by these (``optimizer.weight``), so the loss has to be a mean over the
-    samples.
+    different numbers of samples: gradients are weighted by these numbers (``optimizer.weight``), so the training loss has to
+    be a mean over the samples.
 
-    A rank is lost when a signal has ended its process. The others then agree on the living ranks, and continue in a new job.
-    If at least one of them has applied the step, the step counts, and the others copy the state of that rank. If none has,
-    model, optimizer, scheduler, random numbers and all other state return to the values before the step, and `batches` gives
-    the same batch again, divided among the remaining ranks. Each rank keeps its own random numbers. A rank that gets
-    SIGTERM, and has no handler for it, leaves after this step or the next one. All of this needs ``hvdlite run --elastic`` with
-    Open MPI 5 (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the program with PeerLostError.
+    A rank is lost when a signal has ended its process. The other ranks then agree on which ranks live, and continue in a new
+    job. If a living rank has applied the step, the step counts, and the living ranks that have not applied it copy that rank's
+    state. If no living rank has applied it, model, optimizer, scheduler, random numbers and all other state return to the
+    values before the step, and `batches` gives the same batch again, divided among the remaining ranks. Each rank keeps its own
+    random numbers. A rank that gets SIGTERM, and has no handler for it, leaves after this step or the next one. All of this
+    needs ``hvdlite run --elastic`` with Open MPI 5 (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the
+    program with PeerLostError.
 
-    If the optimizer is sharded (``shard=True``), a lost rank's part of its state is lost. So every `commit_every` steps each
-    rank gets a copy of the whole state, in host memory. After a loss all ranks return to the last copy (the last *commit*):
-    they do the later steps again, with the same samples. Before a planned leave all ranks commit, so no step is taken back.
+    If the optimizer is sharded (``shard=True``), a lost rank's part of the optimizer's state is lost. So every `commit_every`
+    steps each rank gets a copy of the whole state, in host memory. After the loss of a rank all ranks return to the last copy
+    (the last *commit*): they do the later steps again, with the same samples. Before a planned leave all ranks commit, so no
+    step is repeated.
 
-    A compression with state (PowerSGD, error feedback) keeps its state: a step that is not applied leaves the residuals as they
-    were before it. The residuals of a lost rank are lost. Ranks that copy the state from another one begin without residuals.
+    A compression with state (PowerSGD, error feedback) keeps its state: a step that is not applied does not change the
+    residuals. The residuals of a lost rank are lost. Ranks that copy the state from another one begin without residuals.
 
-    Spares (``hvdlite run --spares``) make the same objects. After a step they replace lost ranks, and get a copy of the state.
-    The constructor is collective over all ranks. All get rank 0's state, or that of the checkpoint if there is one.
+    Spares (``hvdlite run --spares``) run the same program, so they make an `ElasticJob`, too. After a step, spares replace lost
+    ranks, and get a copy of the state. The constructor is collective over all ranks. All ranks get rank 0's state, or the state
+    of the checkpoint if there is one.
 
     Args:
         model: a module.
@@ -86,7 +89,7 @@ class ElasticJob:
 
     Raises:
         InvalidArgumentError: an argument is wrong; or a checkpoint cannot be loaded, or was made with another seed or batch
-            size; or its folder does not exist on some host.
+            size; or the folder of the checkpoint does not exist on some host.
         UnsupportedError: the optimizer is LBFGS.
         MismatchError, HorovodInternalError: the ranks have different models or optimizers, or a rank failed.
         NotInitializedError: `init` has not been called.
@@ -123,7 +126,8 @@ class ElasticJob:
         for name, value in kept.items():
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise InvalidArgumentError(
-                    f"elastic.Job({name}={value!r}): what it keeps needs state_dict(), load_state_dict(); is the name wrong?"
+                    f"elastic.Job({name}={value!r}): an object to keep needs state_dict() and load_state_dict(); is the name "
+                    "wrong?"
                 )
         self._state = JobState(model, optimizer, kept)
         self._file = CheckpointFile(os.fspath(checkpoint), save_every, {"seed": seed, "batch_size": batch_size})
@@ -134,7 +138,8 @@ class ElasticJob:
         self._jobs = 0  # how many jobs `_enter` has entered
         self._steps_of_epoch = self._last_step = 1
         self._batch_is_open = self._in_step = self._stepped = False
-        self._is_half_done = False  # has a loss interrupted a step after optimizer.step(), and is this not settled yet?
+        # Did the loss of a rank interrupt a job.step() after optimizer.step()? False again once this rank is in a new job.
+        self._is_half_done = False
         self._may_leave = False
         self._notices = 0  # how many notices the engine had counted before the present step
         self._has_committed = False  # have the ranks made a commit in this call of `batches`?
@@ -153,7 +158,7 @@ class ElasticJob:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch of the next step. It is known once the first batch has been taken from `batches`."""
+        """The number of the next step's epoch. It is known once the first batch has been taken from `batches`."""
         return self.position // self._steps_of_epoch
 
     @property
@@ -163,7 +168,10 @@ class ElasticJob:
 
     @property
     def committed(self) -> int:
-        """The number of steps that no loss takes back: `position`, or with a sharded optimizer that of the last commit."""
+        """The number of steps that no loss of a rank takes back.
+
+        This is `position`, or with a sharded optimizer the position of the last commit.
+        """
         return self._last_commit.position if self._state.is_sharded else self.position
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
@@ -171,10 +179,10 @@ class ElasticJob:
         self._reset_callbacks.extend(callbacks)
 
     def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
-        """Yields this rank's shares of the batches, from the present position on. It ends on all ranks together.
+        """Yields this rank's shares of the batches, from the present position on. The iteration ends on all ranks together.
 
-        Each batch must be used in one `step`. Every sample of an epoch is used in exactly one applied step. After a loss,
-        batches that were loaded ahead are dropped.
+        Each batch must be used in one `step`. Every sample of an epoch is used in exactly one applied step. After the loss of a
+        rank, batches that were loaded ahead are dropped.
 
         Args:
             dataset: an object with ``len()`` and ``[index]``, the same on all ranks.
@@ -201,7 +209,7 @@ class ElasticJob:
                     for batch in self._of_one_epoch(dataset, shuffle, loader):
                         yield batch
                         if self._may_leave and self._request.asked:
-                            self._save()  # if all ranks have to leave, only the file is left
+                            self._save()  # if all ranks have to leave, only the file remains
                             leave_if_asked(f"after step {self.position}")
         except recovery.Passed:
             return
@@ -212,12 +220,12 @@ class ElasticJob:
     def step(self) -> Iterator[StepOutcome]:
         """A with statement around one step: forward, backward and exactly one ``optimizer.step()`` (or none, with a scaler).
 
-        It handles only the loss of ranks: all other exceptions leave it.
+        It handles only the loss of ranks. All other exceptions reach the program.
 
         Raises:
             InvalidArgumentError: no batch was taken for it, it is inside of another `step`, or ``optimizer.step()`` is missing.
             PeerLostError: a rank was lost, and the job cannot continue without it.
-            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, and no spare came.
+            UnsupportedError: fewer ranks remain than HVDLITE_ELASTIC_MIN_RANKS, and no spare came.
         """
         if self._in_step or not self._batch_is_open:
             raise InvalidArgumentError("each job.step() takes one batch of job.batches(), and contains no other job.step()")
@@ -249,9 +257,10 @@ class ElasticJob:
     # --- commits ------------------------------------------------------------------------------------------------------------
 
     def _tell_leave(self) -> None:
-        """Before a step with a sharded optimizer: tells the other ranks in the step whether this one has to leave.
+        """With a sharded optimizer: makes the next step tell the other ranks whether this rank has to leave.
 
-        It gives notice with the weights of its gradients. All ranks see the same weights, so all learn of it in the same step.
+        The notice travels with the weight of this rank's gradients. All ranks see the same weights, so all ranks learn of the
+        notice in the same step.
         """
         self._may_leave = not self._state.is_sharded
         if self._state.is_sharded:
@@ -259,7 +268,7 @@ class ElasticJob:
             self._notices = RUNTIME.require().counters()["notices"]
 
     def _commit_if_due(self) -> None:
-        """After a step with a sharded optimizer: commits if it is time, and always before a rank leaves."""
+        """With a sharded optimizer: commits after a step if a commit is due, and always before a rank leaves."""
         if not self._state.is_sharded:
             return
         told = RUNTIME.require().counters()["notices"] > self._notices
@@ -267,7 +276,7 @@ class ElasticJob:
         if is_commit_due(self.position, self._last_step, (self._commit_every, self._file.save_every), leaves):
             self._commit()
         if leaves:
-            barrier()  # when one rank has ended the commit, others may still wait for its part
+            barrier()  # when one rank has ended the commit, others may still wait for that rank's part
             self._may_leave = True
 
     def _commit(self) -> None:
@@ -276,7 +285,7 @@ class ElasticJob:
         self._has_committed = True
 
     def _save(self) -> None:
-        """Writes the checkpoint, on the ranks that do so. With a sharded optimizer this step has just been committed."""
+        """Writes the checkpoint, if this rank has to. With a sharded optimizer the state has just been committed."""
         if self._file.is_mine():
             snapshot = self._last_commit.snapshot  # None if the optimizer is not sharded
             self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
@@ -311,15 +320,15 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # After a loss this rank does not look for a spare: other ranks may have noticed the loss in _admit_spare, and they
-            # continue with a batch.
+            # After the loss of a rank, this rank does not call _admit_spare: other ranks may have noticed the loss in
+            # _admit_spare, so they continue with a batch, and would not take part.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
                 return
 
     def _has_ended(self) -> bool:
-        """Have all ranks applied the last step? If this rank has, the call is collective over all ranks."""
+        """Have all ranks applied the last step? If this rank has applied it, the call is collective over all ranks."""
         while self.position >= self._last_step:
             try:
                 assert self._call is not None
@@ -348,13 +357,16 @@ class ElasticJob:
 
     @property
     def _point(self) -> float | None:
-        """The number of this rank's newest point: see `hvdlite.elastic.steps`."""
+        """The number of this rank's newest point; None if this rank has no state yet.
+
+        A point is a state that all ranks can have after the loss of a rank (`hvdlite.elastic.steps`).
+        """
         if not self._has_state:
             return None
         return self._last_commit.number if self._state.is_sharded else self.position - 0.5 * self._is_half_done
 
     def _enter(self, job: Callable[[], Sequence[float | None]]) -> None:
-        """Enters a new job. `job` makes it, and returns the number of each rank's newest point."""
+        """Enters a new job. The function `job` makes the new job, and returns the `_point` of each rank."""
         try:
             points = job()
             self._jobs += 1
@@ -362,7 +374,10 @@ class ElasticJob:
             plan = plan_copy(points)
             self._go_on_from(plan)
             if self._is_half_done and plan.point % 1 and rank() == plan.source:
-                text = "a loss has ended step %d after optimizer.step(): what follows, such as scheduler.step(), is left out"
+                text = (
+                    "the loss of a rank has ended step %d after optimizer.step(): the rest of the step, such as "
+                    "scheduler.step(), is left out"
+                )
                 logging.getLogger("hvdlite").warning(text, self.position)
             self._is_half_done = False
             for callback in self._reset_callbacks:
@@ -380,9 +395,9 @@ class ElasticJob:
         self._enter(lambda: call.recover(loss, self._point))
 
     def _go_on_from(self, plan: CopyPlan) -> None:
-        """Returns to the last commit if the optimizer is sharded; and gives the newest point to the ranks that lack it.
+        """Returns to the last commit if the optimizer is sharded. Then ranks without the newest point (`_point`) copy it.
 
-        If some ranks lack it, the call is collective over all ranks.
+        If there are such ranks, the call is collective over all ranks.
         """
         commit = self._last_commit
         if commit.snapshot is not None and rank() not in plan.receivers:

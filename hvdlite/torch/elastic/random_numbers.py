@@ -50,7 +50,7 @@ def _seen_of_python() -> Sequence[Any]:
 def _seen_of_numpy() -> Sequence[Any] | None:
     owner: Any = np.random.mtrand._rand
     generator = owner._bit_generator
-    # Objects of these types contain their numbers. Others, which a program may have chosen, may only point to their numbers.
+    # Objects of these types contain their numbers. A program may have chosen other types, which may only point to numbers.
     if type(owner) is not np.random.RandomState or type(generator) is not np.random.MT19937:
         return None
     return _memory_of(owner), _memory_of(generator)

@@ -15,8 +15,8 @@ __all__ = ["ElasticSampler"]
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """Like torch's DistributedSampler, but it leaves out samples that were recorded as processed in this epoch.
 
-    Every rank gets the same number of samples. If they do not divide evenly, some are used more than once. Keep the sampler in
-    a `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch.
+    Every rank gets the same number of samples. If the samples do not divide evenly, some are used twice or more. Keep the
+    sampler in a `TorchState`, call `record_batch` after each batch, and `set_epoch` at the *end* of each epoch.
 
     Args:
         dataset: an object with a length.
@@ -85,7 +85,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a `state_dict`, with the present ranks. Accepts Horovod's, too, which has a number of samples.
+        """Continues from a `state_dict`, with the present ranks. Accepts Horovod's dict with a number of samples, too.
 
         Raises:
             InvalidArgumentError: `state_dict` is neither of these.

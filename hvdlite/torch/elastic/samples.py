@@ -16,12 +16,12 @@ __all__ = ["SeededSamples"]
 
 
 class SeededSamples(torch.utils.data.Dataset[Any]):
-    """Loads the samples of another dataset. Its random numbers depend on the seed, the epoch and the index of the sample.
+    """Loads the samples of another dataset. A sample's random numbers depend on the seed, the epoch and the sample's index.
 
     They do not depend on the rank that loads the sample. This holds for the global generators of torch on the CPU, of Python's
-    `random` and of NumPy (``np.random.rand`` and the like). After a sample or a batch is loaded, these have the same state as
-    before. Other generators are neither seeded nor restored: those of GPUs, and those that the dataset has made itself, such as
-    ``np.random.default_rng()``.
+    `random` and of NumPy (``np.random.rand`` and the like). After a sample or a batch is loaded, these generators have the
+    same state as before. Other generators are neither seeded nor restored: those of GPUs, and those that the dataset has made
+    itself, such as ``np.random.default_rng()``.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:

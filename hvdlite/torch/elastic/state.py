@@ -55,7 +55,7 @@ class TorchState(ObjectState):
         """Copies the attributes, for `restore`. If an optimizer is sharded, the call is collective over all ranks."""
         super().save()
         if any(sharded_state_of(optimizer) is not None for optimizer in self._optimizers()):
-            barrier()  # after it all ranks have gathered the state, so any rank may leave
+            barrier()  # after the barrier all ranks have gathered the state, so any rank may leave
 
     def check_host_updates(self) -> None:
         """As `State.check_host_updates`. Before the ranks change, each rank gets the whole state of sharded optimizers."""
@@ -82,8 +82,8 @@ class TorchState(ObjectState):
 
 
 class StateDictHandler(StateHandler):
-    """For objects whose ``state_dict()`` has tensors and plain values, and the base of all others: `save`, `restore` and `sync`
-    consist of `copied`, `load` and `receive`, which `ElasticJob` uses as well.
+    """For objects whose ``state_dict()`` has tensors and plain values. The base of all other handlers: `save`, `restore` and
+    `sync` consist of `copied`, `load` and `receive`, which `ElasticJob` uses as well.
     """
 
     def copied(self) -> Any:
@@ -160,7 +160,7 @@ class SamplerStateHandler(StateDictHandler):
     """For an `ElasticSampler`: the epoch and the processed samples."""
 
     def sync(self) -> None:
-        """Gives all ranks rank 0's epoch and the processed samples of all ranks, divides the other samples, and saves this."""
+        """Gives all ranks rank 0's epoch and the processed samples of all ranks, divides the other samples, and saves all."""
         processed = set().union(*allgather_object(self.value.processed_indices))
         state = broadcast_object(self.value.state_dict())
         self.value.load_state_dict({**state, "processed_indices": processed})
@@ -215,6 +215,6 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces the pairs of `get_handler_registry`. An object that a state keeps already keeps its handler there."""
+    """Replaces the pairs of `get_handler_registry`. Objects that a state keeps already do not change their handlers."""
     global _registry
     _registry = registry
