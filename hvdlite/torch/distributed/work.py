@@ -80,9 +80,7 @@ class HvdliteWork(Work):
         self._done = False
         self._error: BaseException | None = None
         self._future: _Future | None = None
-        self._failure: Exception | None = (
-            None  # the exception in the thread of the future: the operation's error, or a timeout
-        )
+        self._failure: Exception | None = None  # the exception in the thread of the future: the operation's error, or a timeout
         self._events: list[Any] = []  # in the GPUs' work, after which the results are ready
         if _TORCH_FREES_WORKS:
             _recent.append(self)
