@@ -98,7 +98,7 @@ class Transfers {
   transport::Transport& transport_;
   SharedState& shared_;
   MessageStaging staging_;
-  std::vector<Moving> moving_;                // transfers that the transport has, or that are being copied
+  std::vector<Moving> moving_;  // transfers that the transport has, or that are being copied
   std::deque<std::pair<Entry, Moving>> own_;  // receive and send of this rank's messages to itself
   std::map<int, Queues> queues_;              // by peer
   std::size_t queued_ = 0;                    // the number of transfers in queues_

@@ -232,7 +232,7 @@ ROWS = (
         "shard-stays-swapped",
         "after a step that has raised, parameters are this rank's parts",
         "hvdlite/torch/sharded_methods.py",
-        "sharded.restore()  # also if it raises",
+        "sharded.restore()  # also if the step raises",
         "pass",
         guards.TORCH_SHARDING,
     ),
