@@ -90,7 +90,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if isinstance(optimizer, _DistributedOptimizer):
         raise InvalidArgumentError(f"{type(optimizer).__name__} is wrapped already: call DistributedOptimizer once")
     if op == Adasum and average_aggregated_gradients:
-        raise InvalidArgumentError("average_aggregated_gradients needs op=Average or op=Sum: divide the loss instead")
+        raise InvalidArgumentError(
+            "average_aggregated_gradients needs op=Average or op=Sum; with op=Adasum divide the loss yourself"
+        )
     base = type(optimizer)
     mixin = _DistributedAdasumOptimizer if op == Adasum else _DistributedOptimizer
     reduction = Reduction(op, gradient_predivide_factor, compression, sparse_as_dense, groups or num_groups, process_set)

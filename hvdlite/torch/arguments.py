@@ -37,7 +37,9 @@ def checked_op(op: int, predivide: float, average_passes: bool, process_set: Pro
                 f"has {ranks} ranks; use op=Average, or a process set of {1 << (ranks.bit_length() - 1)})"
             )
         if average_passes:
-            raise InvalidArgumentError("average_aggregated_gradients needs op=Average or op=Sum: divide the loss instead")
+            raise InvalidArgumentError(
+                "average_aggregated_gradients needs op=Average or op=Sum; with op=Adasum divide the loss yourself"
+            )
     check_predivide(predivide, op)
     return op
 

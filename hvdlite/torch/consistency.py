@@ -57,8 +57,9 @@ def check_consistency(
             `every` this call compares no values: the optimizer's ``step()`` does, and raises this error after the step. Its
             text names the step, and the last step after which all ranks were equal.
         InvalidArgumentError, UnsupportedError: this rank cannot read an object, such as a tensor of which each rank has a part
-            (a sharded DTensor). The other ranks raise InvalidArgumentError, or MismatchError in a call with `every`.
-        InvalidArgumentError: (on this rank only) another argument is wrong, or the class of the optimizer calls no hooks.
+            (a sharded DTensor). The other ranks raise InvalidArgumentError; with `every` they raise MismatchError.
+        InvalidArgumentError: (on this rank only) another argument is wrong; or, with `every`, the class of the optimizer does
+            not call the hooks that run after a step.
         NotInitializedError: `init` has not been called.
         HorovodInternalError: a rank failed.
 

@@ -1,5 +1,5 @@
-// A lease remembers the capacity of its buffer, and give_back() keeps the buffer under this capacity. get() takes the smallest
-// kept buffer that is large enough, unless it is far too large. There are few capacities, so a step that fuses other tensors
+// A lease remembers the capacity of its buffer. This capacity is the buffer's key in the map in which give_back() keeps it. get()
+// takes the smallest kept buffer that is large enough, unless this buffer is far too large. There are few capacities, so a step that fuses other tensors
 // than the last step often finds the same buffers:
 //
 //    asked         1 B     5000 B   700 KiB   1.1 MiB     9 MiB    65 MiB
@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Rounds up to a power of two of at least a page, and above 1 MiB to a multiple of an eighth of the next smaller power of two.
+// Up to 1 MiB the capacity is a power of two and at least a page. Above 1 MiB, `bytes` lies between two powers of two, and is
+// rounded up to a multiple of an eighth of the smaller one.
 // So less than an eighth of a new large buffer is unused, and operations of similar sizes use the same buffers again.
 std::size_t capacity_for(std::size_t bytes) {
   const std::size_t power = std::bit_ceil(bytes < kPage ? kPage : bytes);

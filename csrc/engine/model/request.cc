@@ -1,18 +1,18 @@
 // With hashes, ranks can compare requests without sending them (ledger.h). seal() makes the hashes; if two ranks ask for the
 // same, the hashes are equal:
 //
-//    hash           of                            with it a rank
-//    name_hash      set (id and epoch) and name   finds the operation
-//    group_hash     set and group                 finds the group
-//    content_hash   the other fields (request.h)  sees whether two requests for the operation ask for the same
+//    hash           of                            what for
+//    name_hash      set (id and epoch) and name   a rank finds the operation
+//    group_hash     set and group                 a rank finds the group
+//    content_hash   the other fields (request.h)  a rank sees whether two requests for the operation ask for the same
 //
 // The order and the width of each field in a hash are the same on all ranks. Each list and text is preceded by its length, so
 // {1, 2}, {3} and {1}, {2, 3} give different hashes.
 //
 // content_hash leaves out two facts in which ranks may always differ: whether the rank has a value (`absent`), and which of its
 // GPUs the tensor lies on. It includes the rows of an allgather and the place in an arena, although ranks may differ in these,
-// too. If they do, the ledger leaves the operation to the coordinator, which puts the rows of all ranks into the response, or
-// takes the arena out of it (validate.cc).
+// too. If they differ, the ledger leaves the operation to the coordinator. The coordinator puts the rows of all ranks into the
+// response, and a response to requests with different places has no arena (validate.cc).
 //
 // Requests of other ranks come without hashes, and the decoder seals them (messages.cc).
 #include "engine/model/request.h"
@@ -55,8 +55,8 @@ bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype) {
   std::int64_t bytes = static_cast<std::int64_t>(base::size_of(dtype));
   for (const std::int64_t extent : shape) {
     if (extent < 0) return false;
-    // The division comes before the multiplication, so `bytes` never exceeds the limit and cannot overflow.
-    // Ignores extents of 0, so that the rows of an empty tensor have a possible size as well.
+    // The division comes before the multiplication, so `bytes` never exceeds the limit and cannot overflow. The loop ignores
+    // extents of 0, because other ranks may have rows where this rank has none: one row must have a possible size, too.
     if (extent > 0 && bytes > kMostBytes / extent) return false;
     if (extent > 0) bytes *= extent;
   }
