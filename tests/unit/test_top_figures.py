@@ -191,22 +191,24 @@ def test_the_table_of_sockets(tmp_path, monkeypatch):
 # --- hosts and pages ----------------------------------------------------------------------------------------------------
 
 
+def say(together, host, *answers):
+    """The program on a host prints a look."""
+    return together.take(host, json.dumps({"host": "h", "answers": answers}))
+
+
 def test_looks_of_several_hosts_are_put_together():
     shown = []
     together = top.LooksTogether(2, top.JobViewer("", "a,b", shown.append))
 
-    def say(host, *answers):
-        return together.take(host, json.dumps({"host": "h", "answers": answers}))
-
-    assert say(0, answer(0))
-    assert say(1, answer(2, host="b"))
-    assert say(0, answer(0, 11.0))
+    assert say(together, 0, answer(0))
+    assert say(together, 1, answer(2, host="b"))
+    assert say(together, 0, answer(0, 11.0))
     assert not shown
-    assert say(1, answer(2, 11.5, host="b"))
+    assert say(together, 1, answer(2, 11.5, host="b"))
     assert [(each.rank, each.seconds) for each in shown[0].ranks] == [(0, 1.0), (2, 1.5)]
     assert shown[0].not_asked == {}
-    assert say(0)
-    assert not say(1)
+    assert say(together, 0)
+    assert not say(together, 1)
 
 
 def test_figures_of_one_look_wait_for_the_host_that_is_late():
@@ -214,15 +216,12 @@ def test_figures_of_one_look_wait_for_the_host_that_is_late():
     shown = []
     together = top.LooksTogether(2, top.JobViewer("", "a,b", shown.append, once=True))
 
-    def say(host, *answers):
-        return together.take(host, json.dumps({"host": "h", "answers": answers}))
-
     for seconds in (10.0, 11.0, 12.0):
-        assert say(0, answer(0, seconds))
-    assert say(1, answer(2, 12.0, host="b"))
-    assert say(0, answer(0, 13.0))
+        assert say(together, 0, answer(0, seconds))
+    assert say(together, 1, answer(2, 12.0, host="b"))
+    assert say(together, 0, answer(0, 13.0))
     assert not shown
-    assert not say(1, answer(2, 13.5, host="b"))
+    assert not say(together, 1, answer(2, 13.5, host="b"))
     assert [(each.rank, each.seconds) for each in shown[0].ranks] == [(0, 1.0), (2, 1.5)]
 
 

@@ -371,8 +371,8 @@ void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
   }
 }
 
-// The flag is set first, because nobody_sends() reads it, and because fail_unmatched() sends no Withdrawal to a rank that has
-// left. What that rank has sent whole stays in arrivals_, and later receives take it.
+// The flag is set first, because nobody_sends() and fail_unmatched() read it. fail_unmatched() sends no Withdrawal to a rank that
+// has left. What that rank has sent whole stays in arrivals_, and later receives take it.
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
   fail_unmatched(why, [&](const Request& request) {

@@ -84,12 +84,18 @@ TEST(who_has_said_goodbye_is_not_silent) {
   EXPECT(!job[0].failure && !job[1].failure);
 }
 
-TEST(ranks_that_wait_for_each_other_get_a_verdict) {
+// Each rank waits: rank `odd` for the operation b, and the others for a.
+Job job_in_deadlock(int odd) {
   Job job(kOneHost);
   for (int rank = 0; rank < 3; ++rank) {
-    job.submit(rank, rank == 2 ? "b" : "a");
+    job.submit(rank, rank == odd ? "b" : "a");
     job[rank].facts.waits = true;
   }
+  return job;
+}
+
+TEST(ranks_that_wait_for_each_other_get_a_verdict) {
+  Job job = job_in_deadlock(2);
   job.run(9);
   EXPECT(job[0].verdicts.empty());
   job.run(4);
@@ -99,11 +105,7 @@ TEST(ranks_that_wait_for_each_other_get_a_verdict) {
 }
 
 TEST(a_rank_that_answered_a_probe_as_not_blocked_reports_again) {
-  Job job(kOneHost);
-  for (int rank = 0; rank < 3; ++rank) {
-    job.submit(rank, rank == 1 ? "b" : "a");
-    job[rank].facts.waits = true;
-  }
+  Job job = job_in_deadlock(1);
   job.run(7);
   job[1].facts.unclear = true;  // since its report
   job.run(20);

@@ -657,12 +657,12 @@ TEST(a_receive_whose_message_was_withdrawn_is_the_first_again) {
   EXPECT(!job.rank(2).asked[1].completion->is_done());
 }
 
+// Rank 0 withdraws its message before it knows that rank 2 is ready, and rank 2 has left by then.
 TEST(a_receive_of_a_rank_that_has_left_takes_no_other_message_after_a_withdrawal) {
   const Plan plan{{{send_large(2), kLeaves}, {send_large(2)}, {recv_large(kAny), kLeaves}}};
   Job job(plan);
   for (const Job::Choice& choice : {Job::Choice{2}, {0}, {1}, {0, 2}, {1, 2}, {2}, {0}, {0, 2}}) {
-    job.take(
-        choice);  // rank 0 withdraws its message before it knows that rank 2 is ready, and rank 2 has left
+    job.take(choice);
   }
   EXPECT(status_of(job, 2, 0).code == base::ErrorCode::kAborted);
 }
