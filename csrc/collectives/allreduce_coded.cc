@@ -1,7 +1,7 @@
 // Coded allreduce: as direct (allreduce_direct.cc), but contributions and results travel coded (kernels/codec.h). Each piece of
 // the buffer has an owner. Every rank sends the owner its encoded contribution. The owner decodes the contributions, adds them
 // in float32 in rank order 0, 1, ..., applies postscale and divisor, encodes the sum once and sends it to all ranks. So an
-// element is quantised twice, for any number of ranks.
+// element is coded twice, for any number of ranks.
 //
 // What moves where, three ranks, one round of three pieces a b c (piece r is owned by rank r; "b1" is rank 1's contribution to
 // b, "[b1]" is b1 encoded):
