@@ -17,7 +17,8 @@
 //    kick_           the engine thread, while     a submission that wakes; poll(); the last waiting caller, if work is left;
 //                    it may not make passes       resume(), shutdown()
 //    the doorbell    a thread whose passes did    other ranks; a submission that wakes; a caller that waits without the token;
-//                    nothing                      a claim; the GPU's completion thread; shutdown()
+//                    nothing                      the last waiting caller, if work is left; a claim; the GPU's completion
+//                                                 thread; shutdown()
 //
 // Each of these sleeps has the same three steps: read the number (listen() for the doorbell), then look for work, then sleep
 // only while the number is the same. A thread that makes work stores it first, and changes the number afterwards. So no wake-up
@@ -190,9 +191,9 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
 }
 
 // The caller counts itself as waiting before it tries to get the token, and the engine thread reads that count before it takes
-// the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that leaves kicks the
-// engine thread if operations have not ended. Without that kick an engine thread that sleeps at kick_ would sleep until
-// kStandAside is over.
+// the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that leaves wakes the
+// engine thread if operations have not ended. Otherwise these would stand still until kStandAside is over, or, if the engine
+// thread sleeps at the doorbell, until its longest sleep is over.
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
   // Has this call driven to the end, so that the cycle knows the time of the end?
@@ -221,11 +222,17 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
   // The engine thread drives the remaining operations.
-  if (!others_wait && has_work()) kick_.bump();
+  if (!others_wait && has_work()) wake_engine_thread();
   if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
   }
   return completion->is_done();
+}
+
+// Wakes the engine thread at both places where it may sleep.
+void Engine::wake_engine_thread() {
+  transport_->ring(transport_->rank());
+  kick_.bump();
 }
 
 // Only the holder may touch to_tell, so this function takes the list before it frees the token, and calls the watchers
@@ -401,8 +408,7 @@ void Engine::shutdown() {
   shared_.event.bump();
   tell(std::exchange(shared_.to_tell, {}));
   stop_.store(true, std::memory_order_release);
-  kick_.bump();
-  transport_->ring(transport_->rank());
+  wake_engine_thread();
   thread_.join();
   cycle_.close();
   shared_.timeline.stop();

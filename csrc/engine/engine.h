@@ -178,6 +178,7 @@ class Engine {
                 base::Clock::time_point* ended);
   void run();
   bool try_take_token() { return !token_.exchange(true, std::memory_order_acquire); }
+  void wake_engine_thread();
   void give_token_back();
   static void tell(std::vector<std::unique_ptr<Watcher>> watchers);
   void drive(const CompletionPtr& completion, base::Clock::time_point deadline);

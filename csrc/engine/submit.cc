@@ -315,8 +315,7 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   const bool was_empty = push(entries);
   shared_.counters.submitted += static_cast<std::int64_t>(entries.size());
   if (!wake || !was_empty || (alone && pass_at_once(whole))) return;
-  transport_->ring(transport_->rank());
-  kick_.bump();
+  wake_engine_thread();
 }
 
 // Returns true if the queue was empty.
@@ -342,7 +341,8 @@ bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
   give_token_back();
-  // An answer of the other rank has to be handled soon, so wake the engine thread.
+  // An answer of the other rank has to be handled soon. The answer rings the doorbell, so an engine thread that sleeps there needs
+  // no ring.
   if (!whole && has_work()) kick_.bump();
   return true;
 }
