@@ -12,7 +12,7 @@
 // closed, and stays closed, while there are such members (Coordinator::needs_messages).
 //
 // A verdict says that operations can never complete. Members may have announced some of them only at the port, and
-// fail_doomed() fails only operations that the Coordinator counts:
+// fail_counted() fails only operations that the Coordinator counts:
 //
 //    1  hear                 the Coordinator dooms the operations, so that it settles none of them meanwhile
 //    2  keep_port            closes the port, if it is open
@@ -146,8 +146,10 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// With a port that has begun, these are the first steps at the head of this file. Without one, nothing can become complete at a
-// port meanwhile, so the operations fail at once.
+// With a port that has begun, these are the first steps at the head of this file. Otherwise nothing can become complete at a
+// port meanwhile, so the operations fail at once. Without any port the members announce all operations here, so an operation
+// that the coordinator does not count was decided before the verdict arrived. Before a port begins, members may have operations
+// that they have not announced, and these fail, too.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();
@@ -155,8 +157,10 @@ void SetNegotiation::hear(Verdict message) {
     upkeep_.close = true;
     coordinator_->doom(message.names);
     verdicts_.push_back(std::move(message));
-  } else {
+  } else if (port_) {
     coordinator_->fail(message.names, {base::ErrorCode::kTimeout, message.text});
+  } else {
+    coordinator_->fail_counted(message.names, {base::ErrorCode::kTimeout, message.text});
   }
 }
 
@@ -168,7 +172,7 @@ void SetNegotiation::carry_out_verdicts() {
     if (there && closings_of_[member] < closings_) return;
   }
   for (const Verdict& verdict : std::exchange(verdicts_, {})) {
-    coordinator_->fail_doomed(verdict.names, {base::ErrorCode::kTimeout, verdict.text});
+    coordinator_->fail_counted(verdict.names, {base::ErrorCode::kTimeout, verdict.text});
   }
 }
 

@@ -321,9 +321,9 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   }
 }
 
-// A doomed operation that is not counted is decided already, or no member has announced it here. Without the filter, fail()
+// An operation that is not counted is decided already, or no member has announced it here. Without the filter, fail()
 // would decide a failure for its name, too, and this failure could end the next operation of the name.
-void Coordinator::fail_doomed(std::vector<std::string> names, const Status& why) {
+void Coordinator::fail_counted(std::vector<std::string> names, const Status& why) {
   std::set<std::string> counted;
   for (const RequestPtr& request : open()) counted.insert(request->name);
   if (joined_count_ > 0) counted.insert(kJoinName);

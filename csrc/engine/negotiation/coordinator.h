@@ -41,12 +41,12 @@ class Coordinator {
   // group, all operations of the group that the coordinator counts fail as well.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
-  // fail_doomed() will follow for these operations. Until then the coordinator settles none of them. Otherwise the last member
+  // fail_counted() will follow for these operations. Until then the coordinator settles none of them. Otherwise the last member
   // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
   // Only a join, and an operation that is settled already and waits for its group, can still be decided.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
-  // Fails those of the doomed operations that the coordinator still counts.
-  void fail_doomed(std::vector<std::string> names, const base::Status& why);
+  // Fails those of the operations that the coordinator still counts; none of them is doomed any more.
+  void fail_counted(std::vector<std::string> names, const base::Status& why);
 
   // Must everything go through messages? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }

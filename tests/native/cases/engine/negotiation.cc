@@ -378,6 +378,20 @@ TEST(a_verdict_fails_what_was_announced_in_memory_and_nothing_else) {
   EXPECT(messages(job) == before);  // it is open again
 }
 
+// The ranks share no memory, so all goes by message.
+TEST(a_verdict_on_what_has_ended_does_not_fail_the_next_operation_of_the_name) {
+  Job job(kApart);
+  for (int rank = 0; rank < 2; ++rank) job[rank].ask("x");
+  job.run();
+  job[1].ask("x");
+  job.verdict(0, {"x"});
+  job.run();
+  job[0].ask("x");
+  job.run();
+  for (int rank = 0; rank < 2; ++rank) EXPECT(job[rank].failed.empty());
+  expect_all_did(job, {"x", "x"});
+}
+
 // As where a rank held the removal of a set back until another operation had failed by the same verdict.
 TEST(what_a_verdict_names_fails_though_the_last_member_asks_for_it_before) {
   Job job(kThree);
