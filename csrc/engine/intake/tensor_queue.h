@@ -55,8 +55,8 @@ class TensorQueue {
   // the caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
-  // *into must be empty; the queue reuses its memory. Entries are due when flush is set, when they have enough bytes, or when
-  // their patience is over.
+  // *into must be empty, and its memory becomes the queue's. Entries are due when flush is set, when they have enough bytes, or
+  // when their patience is over.
   void take(bool flush, std::size_t enough_bytes, const Patience& patience,
             std::vector<Entry>* into, base::Clock::time_point* since);
   std::vector<Entry> take_all();

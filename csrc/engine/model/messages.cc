@@ -1,7 +1,7 @@
-// One list of fields for both directions. fields(wire, value) passes the fields of a type to wire(...). If `wire` is an
-// Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs one
-// change. Only ResponseList has a list for each direction, because a hit is a whole response at the sender, and only a slot at
-// the receiver.
+// Each type has one list of fields for both directions: fields(wire, value) passes the fields of a type to wire(...). If `wire`
+// is an Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs
+// one change. Only ResponseList has a list for each direction, because a hit is a whole response at the sender, and only a slot
+// at the receiver.
 //
 //    encode   ─► Encoder(value) ─► put() ─► fields() ─► Encoder(each field) ─► ... ─► base::Writer
 //    decode   ─► Decoder(value) ─► get() ─► fields() ─► Decoder(each field) ─► ... ─► base::Reader, finish_decoding()
@@ -61,7 +61,7 @@ class Encoder {
     (put(each), ...);
   }
   // Slots travel as a bit vector, because a training step that repeats the last one announces most slots of the cache at once.
-  // The receiver gets the slots in ascending order, whatever their order was here.
+  // The receiver gets the slots in ascending order, whatever their order was at the sender.
   void slots(const std::vector<std::uint32_t>& slots) {
     std::vector<std::uint8_t> bits;
     if (!slots.empty()) bits.resize(std::ranges::max(slots) / 8 + 1);

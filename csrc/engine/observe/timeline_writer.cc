@@ -19,10 +19,10 @@
 // Tracks (the `tid` of an event):
 //
 //    0                                     the rank itself: marks and facts
-//    1 to kFirstTensorTrack - 2            a calling thread each
+//    1 to kFirstTensorTrack - 2            one calling thread each
 //    kFirstTensorTrack - 1                 all further calling threads
-//    from kFirstTensorTrack on             a tensor each
-//    kSharedTensorTrack                    all further tensors, without a name
+//    from kFirstTensorTrack on             one tensor each
+//    kSharedTensorTrack                    all further tensors; this track has no name
 //
 // Memory is bounded: the number of tracks is limited, open_ has only operations that have not ended, and write() writes all
 // text to the file.
@@ -305,7 +305,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
 }
 
 // Adds the span that ends with this event. Only the last span of an operation has the facts about the tensor, so that the file
-// has them once. A failed operation has none.
+// has them once. The spans of a failed operation have no such facts.
 void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   name_track(open.track, open.request->name);
   std::string arguments = "\"operation\":" + std::to_string(event.number);

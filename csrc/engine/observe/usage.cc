@@ -78,9 +78,9 @@ void Usage::reached(std::span<const Entry> entries, Stage stage) {
 }
 
 // First counts how many entries leave and enter each place, and then changes each BusyTime once. So a move from kNegotiating to
-// kWaiting does not end the negotiating time, which counts both. A time is needed only for a BusyTime that begins or ends. For
-// moving data the clock is read anew, because a pass may copy data for a long time. Otherwise the time that now() knows is
-// exact enough.
+// kWaiting does not end the negotiating time, which counts the entries in both places. A time is needed only for a BusyTime
+// that begins or ends. For moving data the clock is read anew, because a pass may copy data for a long time. For the other two
+// BusyTimes, the time that now() knows is exact enough.
 void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> since) {
   std::int64_t more[kPlaces] = {};
   for (const Entry& entry : entries) {

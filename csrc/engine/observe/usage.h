@@ -38,8 +38,7 @@ class SingleWriterCounter {
   std::atomic<std::int64_t> value_{0};
 };
 
-// The fields of the same names in hvdlite_counters (include/hvdlite/hvdlite.h) explain these counters. A thread that submits
-// changes `submitted`.
+// The counters of the same names in include/hvdlite/counters.inc. A thread that submits changes `submitted`.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
   SingleWriterCounter completed, failed;
@@ -69,13 +68,14 @@ class BusyTime {
   void change(std::int64_t more, Time now);
   // Would change(more) begin or end a busy time?
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
-  // The state as one word. nanoseconds() computes the busy time from it and a later reading of the clock. For any thread.
+  // The state as one word. nanoseconds() computes the busy time from this word and a later reading of the clock. For any
+  // thread.
   std::int64_t word() const { return word_.load(std::memory_order_relaxed); }
   static std::int64_t nanoseconds(std::int64_t word, Time now);
 
  private:
   std::int64_t count_ = 0;
-  // When the last busy time ended. If the next one began earlier, by the caller's `now`, it counts from this time.
+  // When the last busy time ended. If the next busy time began earlier by the caller's `now`, it counts only from this time on.
   std::int64_t ended_ = 0;
   // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus
   // 1.
@@ -100,7 +100,7 @@ class Usage {
   // These entries reach a stage together. An entry without a request belongs to no caller of this rank, and does not count.
   void reached(std::span<const Entry> entries, Stage stage);
   // This many operations are now agreed, and the last request for any of them came from rank `rank`. The waiting time since the
-  // last such call is charged to that rank. Does nothing if `rank` is no rank of the job.
+  // last call of came_last() is charged to that rank. Does nothing if `rank` is no rank of the job.
   void came_last(int rank, std::size_t operations);
   // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). A collective with ranks 1
   // adds no bus bytes. docs/stats.md says what `bytes` are.
