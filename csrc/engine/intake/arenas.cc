@@ -6,10 +6,11 @@
 //    open       uses its own part 0, maps part 1       maps part 0, uses its own part 1
 //               adds arena 7 to its directory          adds arena 7 to its directory
 //
-// The ids of rank r are r * 2^32 + 1, r * 2^32 + 2, ... (Engine::create_arena), so drafts of two ranks never have equal ids.
-// All members take the id of the first address. So the id of rank 1's draft is not used here.
+// Rank r gives its parts the ids r * 2^32 + 1, r * 2^32 + 2, ... (Engine::create_arena), so parts of two ranks never have equal
+// ids. All members take the id in the first member's address as the arena's id. So nothing uses the id 2^32 + 3.
 //
-// If open() throws, neither the draft nor the directory has changed, and the parts that this call has mapped are unmapped.
+// If ArenaDraft::open() throws, it has changed neither the draft nor the directory, and has unmapped the parts that it had
+// mapped.
 #include "engine/intake/arenas.h"
 
 #include <string>
@@ -32,12 +33,14 @@ void ArenaDirectory::add(std::shared_ptr<const transport::Arena> arena) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw Error(ErrorCode::kAborted, "this rank has shut down: no arena can be opened");
   const std::int64_t id = arena->id();
-  // The id may come from another rank. If an arena here had this id already, requests would find that arena instead.
+  // The id may come from another rank. If this rank already has an arena with this id, add() throws: otherwise requests would
+  // find the older arena.
   HVD_CHECK(arenas_.emplace(id, std::move(arena)).second);
 }
 
 void ArenaDirectory::remove(std::int64_t id) {
-  // Destroyed after the lock is released: it may be the last owner, and unmapping may take long.
+  // `removed` is destroyed after the lock is released, because it may be the last owner of the arena, and unmapping may take
+  // long.
   std::shared_ptr<const transport::Arena> removed;
   const std::lock_guard lock(mutex_);
   const auto found = arenas_.find(id);

@@ -4,8 +4,8 @@
 // and std::bad_alloc.
 //
 // The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
-// part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then each tells the others
-// whether it has opened them. If one has not, all close the arena, and no request names it.
+// part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then each member tells the
+// others whether it has opened all parts. If one member has not, all members close the arena, and no request names the arena.
 #pragma once
 
 #include <cstddef>
@@ -39,15 +39,15 @@ class ArenaDirectory {
 // A member's part of an arena that is being made.
 class ArenaDraft {
  public:
-  // The owner's description of its part. Trivially copyable: callers send its bytes to the other members.
+  // How a member (the owner) describes its part to the other members. Trivially copyable, because callers send its bytes.
   struct Address {
     std::int64_t id = 0;  // the arena's id, if the owner is the set's first member
     std::uint64_t bytes = 0;
     transport::SharedMemory::Address memory;
   };
 
-  // Creates this rank's part. id: no draft of another rank has it, and no earlier one of this rank's engine. index: this rank's
-  // place among the `members` members of the set.
+  // Creates this rank's part. id: one that no draft of another rank has, and no earlier draft of this rank's engine. index:
+  // this rank's place among the `members` members of the set.
   // Throws Error(System) if the system does not give the memory.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
              std::int64_t id, transport::SharedMemory::Kind kind, std::size_t bytes);

@@ -5,8 +5,8 @@
 //    check_request    checks the other fields, and makes the sealed Request; not called if the Interner knows the request
 //    check_memory     checks the addresses, which may differ at each submission while all fields stay equal
 //
-// The requests of a prepared group pass the first three once, in Engine::prepare(). A submission of the group calls
-// check_memory for the addresses that need it (Engine::fill).
+// The requests of a prepared group pass the first three functions once, in Engine::prepare(). A submission of the group calls
+// check_memory only for addresses on a GPU and for null (Engine::fill).
 //
 // check_request first fills in the splits of an alltoall and sorts the ranks of a new set. Then it calls check_content, which
 // refuses missing splits and unsorted ranks. For example, an alltoall of 6 rows without splits on a set of 3 ranks gets the
@@ -29,7 +29,7 @@ using base::ReduceOp;
 namespace {
 
 // Checks that the GPU exists, and loads the kernels that a reduction needs. So if the driver or the compiler is missing, the
-// caller's call fails. Otherwise an operation in flight would fail.
+// caller's call fails. Without this check, an operation in flight would fail later.
 void check_device(const Request& request, device::Devices& devices) {
   if (!moves_data(request.kind) && !base::is_point_to_point(request.kind)) {
     refuse(request, "this operation has no tensor, so its device must be the CPU, -1");
@@ -40,7 +40,7 @@ void check_device(const Request& request, device::Devices& devices) {
   });
 }
 
-// A scalar, or a negative number of rows, is left as it is: check_content refuses it with a text of its own.
+// Leaves a scalar, and a shape with a negative number of rows, as they are: check_content refuses them with texts of its own.
 void fill_in_splits(Request& request, const SetDirectory::Info& set) {
   const bool has_rows = !request.shape.empty() && request.shape[0] >= 0;
   if (request.kind != OpKind::kAlltoall || !request.splits.empty() || !has_rows) return;
@@ -95,7 +95,7 @@ void check_memory(const Request& request, const void* input, const void* output,
   }
   if (out && output == nullptr) refuse(request, "no output memory was given");
   if (!request.on_gpu()) return;
-  // In place, the input's check covers the output. A rank without a value has no input to check.
+  // If the operation is in place, the input's check covers the output. A rank without a value has no input to check.
   const bool check_output = request.absent || output != input;
   if (!request.absent) check_alignment(request, input);
   if (check_output) check_alignment(request, output);
@@ -107,7 +107,8 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output) {
   const std::size_t bytes = view.bytes();
-  // Of an unchecked shape, `bytes` may be 0 by overflow. Then check_content refuses the shape.
+  // The shape is not checked yet, so `bytes` may also be 0 because the product overflowed. Then check_content refuses the
+  // shape.
   if (bytes == 0) {
     view.arena = 0;
     return nullptr;
@@ -161,7 +162,7 @@ RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
   fill_in_splits(request, set);
   if (request.kind == OpKind::kAddProcessSet) std::ranges::sort(request.splits);
   check_content(request, *set.members, world);
-  // check_content cannot check this, because it does not know the process sets.
+  // check_content cannot check whether the set exists, because it does not know the process sets.
   if (request.kind == OpKind::kRemoveProcessSet && !sets.find(request.root)) {
     refuse(request, "process set " + std::to_string(request.root) + " does not exist");
   }

@@ -1,6 +1,6 @@
 // Checks a request when it is submitted or prepared, before anything is sent.
-// Thread: any. Owns: nothing. Blocks: while the driver opens a GPU (at its first tensor) or loads its kernels (at its first
-// reduction).
+// Thread: any. Owns: nothing. Blocks: while the driver opens a GPU (at the GPU's first tensor) or loads the GPU's kernels (at
+// the GPU's first reduction).
 // Throws: Error(InvalidArgument, Unsupported, System), which names the operation and the reason; std::bad_alloc.
 #pragma once
 
@@ -22,12 +22,13 @@ SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
 // For a view that names an arena: returns the arena, and writes the tensor's offset there into the view. A tensor without bytes
-// lies in no arena: the result is null, and the view then names none.
+// lies in no arena: then locate() returns null, and changes the view so that it names no arena.
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);
-// Refuses a request if memory that it needs is missing, or if memory is given for an output that only the engine makes. On a
-// GPU, also checks that the memory lies there, and, for reductions, that it is aligned for the GPU's kernels.
+// Refuses a request if memory that it needs is missing, or if memory is given for an output that only the engine makes. For a
+// request on a GPU, also checks that the memory lies on that GPU, and, for reductions, that it is aligned for the GPU's
+// kernels.
 void check_memory(const Request& request, const void* input, const void* output,
                   device::Devices& devices, KnownAddresses& known);
 

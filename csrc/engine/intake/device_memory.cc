@@ -1,4 +1,5 @@
-// KnownAddresses is a table with one place for each page number modulo kPlaces. A check reads the place of its page:
+// KnownAddresses is a table with one place for each page number modulo kPlaces. A check reads the word in the place of its
+// page:
 //
 //    same page and GPU       passes; the driver is not asked
 //    any other word, or 0    asks the driver; if the address is on the request's GPU, writes the new word, otherwise throws
@@ -41,8 +42,8 @@ void KnownAddresses::check(device::Devices& devices, const Request& request, con
           "; give the device that the tensor is on");
 }
 
-// The tensors of a submission that name one GPU and one stream share an event, because all are ready after the work that this
-// stream has now.
+// All tensors of a submission with the same GPU and the same stream share one event, because they are ready after the work that
+// this stream has now.
 const device::EventPtr& ReadyEvents::at(const Request& request, void* stream) {
   const auto found = std::ranges::find_if(recorded_, [&](const Recorded& one) {
     return one.gpu == request.device && one.stream == stream;

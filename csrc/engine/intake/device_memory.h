@@ -1,4 +1,4 @@
-// The part of a submission about GPU memory: checks that addresses are on the GPU that the request names, and records when the
+// What a submission does for GPU memory: it checks that addresses are on the GPU that the request names, and records when the
 // memory is ready.
 // Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: the events, which entries share. Blocks: only where
 // the driver does. Throws: Error(InvalidArgument) for an address or a stream that is not of that GPU, Error(Unsupported) for a
@@ -20,9 +20,9 @@ namespace hvdlite::engine {
 std::string address_text(const void* address);
 
 // Remembers which pages are on a GPU according to the driver, because training steps use the same memory again and again. Asks
-// the driver about a page that is not in the table; two pages with one place there replace each other. Does not notice when
-// memory is freed and its addresses then belong to another GPU or to the host. That is enough: the purpose is to answer a wrong
-// pointer with an error text instead of a crash.
+// the driver about a page that is not in the table; two pages with the same place in the table replace each other. Does not
+// notice when memory is freed and its addresses then belong to another GPU or to the host. That is enough: the purpose is to
+// answer a wrong pointer with an error text instead of a crash.
 class KnownAddresses {
  public:
   // Checks that the page of this address is on the request's GPU. Null passes.

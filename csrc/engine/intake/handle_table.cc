@@ -1,5 +1,5 @@
 // The free rows form a list: first_free_ is the number of the first one, and next_free of each free row is the number of the
-// next one. In the last free row it is rows_.size(). An example (g: generation):
+// next one. In the last free row, next_free is rows_.size(). An example (g: generation):
 //
 //    add()        row 0, g 0    handle 1                          the list is empty, so the table grows by a row
 //    add()        row 1, g 0    handle 2

@@ -1,5 +1,5 @@
-// A hit in way 2 of the bucket [a b c d] makes it [c b a d]. A miss leaves the bucket as it is. If remember(e) follows, e takes
-// the place of d: [c b a e].
+// An example with the bucket [a b c d] (a in way 0, d in way 3): a hit in way 2 changes the bucket into [c b a d]. A miss
+// leaves the bucket as it is. If remember(e) follows the miss, e takes the place of d: [c b a e].
 #include "engine/intake/interner.h"
 
 #include <algorithm>
@@ -9,7 +9,8 @@ namespace hvdlite::engine {
 RequestPtr Interner::find(const RequestView& view, SetId set, std::uint64_t name_hash) {
   Bucket& bucket = bucket_of(name_hash);
   for (std::size_t way = 0; way < kWays; ++way) {
-    // The hash first: it differs for almost all other names, and describes() has to compare texts and lists.
+    // The hash is compared first, because almost every other name has another hash, and describes() has to compare texts and
+    // lists.
     const Request* known = bucket[way].get();
     if (known == nullptr || known->name_hash != name_hash || !view.describes(*known, set)) continue;
     if (way > 0) std::swap(bucket[way], bucket[0]);

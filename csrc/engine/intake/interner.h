@@ -1,6 +1,6 @@
 // Remembers checked requests by name. An operation that is submitted again with the same fields shares the Request of the last
 // time, so the engine does not check the fields again, makes no new Request and copies no text. If the check fills in or
-// sorts a field (check_request.h), the Request differs from what the caller gave, so it is not found the next time.
+// sorts a field (check_request.h), the Request differs from what the caller gave, so find() does not find it the next time.
 // Thread: any, one at a time (the caller locks). Owns: the requests that it remembers. Blocks: no. Throws: std::bad_alloc.
 //
 //                 bucket = name_hash modulo the number of buckets
@@ -29,7 +29,8 @@ class Interner {
   // The remembered request that equals the view on this process set; null if there is none. name_hash: the hash_of_name() of
   // the set and the view's name.
   RequestPtr find(const RequestView& view, SetId set, std::uint64_t name_hash);
-  // The request is sealed. Call it only if find() has returned null: it does not look for an equal request.
+  // The request must be sealed. Call remember() only if find() has returned null, because remember() does not look for an equal
+  // request.
   void remember(RequestPtr request);
 
  private:

@@ -2,10 +2,10 @@
 // unnamed group counts as one operation; the engine adds each member's place to the group's name ("allreduce.noname.7_1of2").
 // Thread: any. The caller holds the lock from begin() until the engine has accepted the operations: ranks must agree on the
 // numbers, so a request that one rank refuses must not use up a number. A pass of the engine may call joined() and forget(),
-// which take the lock, so a thread that holds the lock must not make a pass. The submission of sends and receives may make one
-// (Engine::pass_at_once). Ranks do not compare the names of sends and receives, so the caller uses up their numbers and
+// which take the lock, so a thread that holds the lock must not make a pass. The submission of sends and receives may make a
+// pass (Engine::pass_at_once). Ranks do not compare the names of sends and receives, so the caller uses up their numbers and
 // releases the lock before it submits them. Owns: the next numbers. Blocks: on the lock, while another thread submits unnamed
-// operations (for seconds, if that opens a GPU). Throws: std::bad_alloc.
+// operations (for seconds, if that submission opens a GPU). Throws: std::bad_alloc.
 #pragma once
 
 #include <array>

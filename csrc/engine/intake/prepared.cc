@@ -2,7 +2,8 @@
 // count for each engine, a later engine would use the ids again. A caller that still has an id of an earlier engine would then
 // submit another group without an error.
 //
-// find() returns an owner. So a submission can read its group even if another thread releases the group meanwhile.
+// find() returns a shared pointer that owns the group. So a submission can read its group even if another thread releases the
+// group meanwhile.
 #include "engine/intake/prepared.h"
 
 #include <atomic>

@@ -35,7 +35,8 @@ using PreparedGroupPtr = std::shared_ptr<const PreparedGroup>;
 
 class PreparedGroups {
  public:
-  // Returns the id. This process has never used it before, so an id of an earlier engine names nothing here.
+  // Returns the group's id. This process has never used that id before, so an id of an earlier engine names no group of this
+  // engine.
   std::int64_t add(PreparedGroupPtr group);
   PreparedGroupPtr find(std::int64_t id) const;
   // Does nothing if the id names no group.

@@ -7,10 +7,11 @@
 //    has ended                                          removes the thread's row
 //
 // A caller from Python interrupts its wait every 100 ms to handle signals (bindings/python/engine.cc), and then waits again.
-// Without the 200 ms, a look during such an interruption would find a thread that runs. Then the time for which the rank is
-// blocked would begin anew (Membership::report_if_blocked), and a deadlock could be reported late or never.
+// Without the 200 ms, all_waiting() during such an interruption would find a thread that runs. Then the time for which the rank
+// is blocked would begin anew (Membership::report_if_blocked), and a deadlock could be reported late or never.
 //
-// When finish() stores `done`, other threads may read the completion at once. So this is its last access to the completion.
+// When SharedState::finish() stores `done`, other threads may read the completion at once. So this store is the last access of
+// finish() to the completion.
 #include "engine/intake/shared_state.h"
 
 namespace hvdlite::engine {
@@ -19,8 +20,8 @@ namespace {
 // A wait that is interrupted for at most this time counts as one wait.
 constexpr base::microseconds kInterruption{200'000};
 
-// An object that is destroyed when its thread ends; then the weak pointer in the thread's row expires. The first call in a
-// thread may wait for a lock of the dynamic linker. So callers make this call before they take the registry's lock.
+// An object that is destroyed when its thread ends; then the weak pointer in the thread's row expires. The first call of
+// thread_life() in a thread may wait for a lock of the dynamic linker. So callers call it before they take the registry's lock.
 const std::shared_ptr<int>& thread_life() {
   thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
   return life;
@@ -57,7 +58,7 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
   const std::shared_ptr<int>& life = thread_life();
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[std::this_thread::get_id()];
-  // The row is new, or belongs to an ended thread whose id the system has given to this thread.
+  // If `life` has expired, the row is new, or belongs to an ended thread whose id the system has given to this thread.
   if (thread.life.expired()) thread.stays = !completion->pool_thread;
   thread.life = life;
   thread.waits_for = completion;
@@ -67,7 +68,7 @@ void WaitRegistry::enter(const CompletionPtr& completion) {
 void WaitRegistry::leave(bool done, base::Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   // enter() of this thread has made the row. During the wait this thread may call a watcher. If the watcher waits too, the
-  // registry forgets the outer wait: the inner leave() changes this row, and removes the row if the thread does not stay.
+  // registry forgets the outer wait: the inner leave() changes this row, and removes it if `stays` is false.
   const auto row = threads_.find(std::this_thread::get_id());
   if (row == threads_.end()) return;
   Thread& thread = row->second;
@@ -119,7 +120,8 @@ std::vector<std::int32_t> SetDirectory::ids() const {
 
 void SharedState::finish(std::span<const Entry> entries, const base::Status& status) {
   reached(entries, status.ok() ? FlightRecorder::Stage::kDone : FlightRecorder::Stage::kFailed);
-  // Before `done` is set: a caller that sees `done` may submit the same name at once, and push() refuses a name in flight.
+  // The names are freed before `done` is set, because a caller that sees `done` may submit the same name at once, and push()
+  // refuses a name in flight.
   queue.forget(entries);
   std::int64_t ended = 0;
   for (const Entry& entry : entries) {

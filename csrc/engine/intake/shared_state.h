@@ -54,7 +54,7 @@ class EventCount {
 class FirstFailure {
  public:
   bool happened() const { return happened_.load(std::memory_order_acquire); }
-  // Returns true if this was the first.
+  // Returns true if this cause is the first.
   bool record(const base::Status& status) {
     const std::lock_guard lock(mutex_);
     if (happened_.load(std::memory_order_relaxed)) return false;
@@ -73,8 +73,8 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what; deadlock detection reads it. A thread is known if it ever waited, or submitted
-// without a callback, and has not ended. While a known thread runs, it may still submit an operation for which other ranks
+// Which threads of this rank wait, and for what; deadlock detection reads it. A thread that has not ended is known if it ever
+// waited, or submitted without a callback. While a known thread runs, it may still submit an operation for which other ranks
 // wait. A thread of a framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
 class WaitRegistry {
  public:
@@ -83,8 +83,8 @@ class WaitRegistry {
   void may_submit();
   // The calling thread begins to wait.
   void enter(const CompletionPtr& completion);
-  // The wait of the last enter() ends. now: the approximate time. done false: the thread may wait again at once, for example
-  // when it has handled signals, so the wait still counts for a moment.
+  // The wait of the last enter() ends. done: has the operation ended? If it has not, the thread may wait again at once, for
+  // example when it has handled signals, so this wait still counts for a moment. now: the approximate time.
   void leave(bool done, base::Clock::time_point now);
   // The awaited operation of each known thread; nothing if one of them does not wait, or none is known.
   std::optional<std::vector<CompletionPtr>> all_waiting();
@@ -94,7 +94,7 @@ class WaitRegistry {
     std::weak_ptr<int> life;  // expires with the thread
     bool stays = true;        // does it count after its wait?
     CompletionPtr waits_for;
-    // From then on an interrupted wait counts as ended.
+    // From this time on, an interrupted wait counts as ended. max(): the wait is not interrupted.
     base::Clock::time_point until = base::Clock::time_point::max();
   };
   const base::TimeSource time_;
@@ -103,11 +103,12 @@ class WaitRegistry {
   std::map<std::thread::id, Thread> threads_;
 };
 
-// The process sets as callers see them, for the checks of requests before anything is sent.
+// The process sets that exist now. A pass adds and removes them. Callers look them up to check requests before anything is
+// sent.
 class SetDirectory {
  public:
   struct Info : ProcessSet {
-    // All members have a channel through the host's window, or the set has only one member.
+    // All members can exchange data through their host's window (collectives::SharedChannel), or the set has only one member.
     bool shares_memory = false;
   };
   void add(Info info);
@@ -120,7 +121,7 @@ class SetDirectory {
   std::map<std::int32_t, Info> sets_;
 };
 
-// The settings of `devices` below, from the knobs: where the GPU's libraries and the compiled kernels are, and how much
+// The settings of SharedState::devices, from the knobs: where the GPU's libraries and the compiled kernels are, and how much
 // returned memory the engine keeps.
 device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
@@ -153,9 +154,9 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
-  // Ends these operations: they have succeeded, or failed with this status. It frees their names and marks their completions
-  // done, so the completions must already hold the results. An entry without a request belongs to no caller of this rank. For
-  // the holder of the progress token.
+  // Ends these operations: they have succeeded if `status` is ok, and otherwise failed with it. Frees their names, and marks
+  // their completions done, so the completions must already hold the results. An entry without a request belongs to no caller
+  // of this rank. For the holder of the progress token.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   const base::Config config;

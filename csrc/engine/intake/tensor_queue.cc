@@ -4,8 +4,8 @@
 //    take()      all entries leave entries_ together; their names stay
 //    forget()    the name leaves names_; from now on a new operation may have this name
 //
-// An example of NamesInFlight, with 8 cells instead of the 64 or more of a real table. The names a, b and c have the home 2,
-// and d has the home 3. They are inserted in this order:
+// An example of NamesInFlight, with 8 cells instead of the 64 or more of a real table. The search for a name begins at its
+// home: 2 for the names a, b and c, and 3 for d. The names are inserted in this order:
 //
 //    place          2  3  4  5  6
 //    all four       a  b  c  d  -    a search for d begins at its home 3, and passes b and c
@@ -45,7 +45,7 @@ void NamesInFlight::erase(const Request& request) {
   if (cells_[gap].request == nullptr) return;
   --used_;
   // Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R): up to the next free cell, each request whose search would
-  // pass over the gap moves into it.
+  // pass over the gap moves into the gap.
   for (std::size_t place = after(gap); cells_[place].request != nullptr; place = after(place)) {
     const std::size_t mask = cells_.size() - 1;
     const std::size_t from_home = (place - home(cells_[place].hash)) & mask;
@@ -83,8 +83,8 @@ bool TensorQueue::push(std::span<Entry> entries) {
     const bool is_here = std::ranges::any_of(before, [&](const Entry& entry) {
       return entry.request->set == request.set && entry.request->name == request.name;
     });
-    // No entry of this submission is queued yet, and none will be. If their names stayed in the table, no later operation could
-    // have these names.
+    // No entry of this submission is queued yet, and none will be. If the names of the entries before this one stayed in the
+    // table, no later operation could have these names.
     for (const Entry& entry : before) names_.erase(*entry.request);
     throw base::Error(
         base::ErrorCode::kInvalidArgument,

@@ -14,13 +14,13 @@
 
 namespace hvdlite::engine {
 
-// The names in flight: a hash table with linear probing. The key is the hash that a request carries; names are compared in
-// full. The table points to the requests, so a request must live until its name is erased.
+// The names in flight: a hash table with linear probing. The key is Request::name_hash; if two hashes are equal, the names are
+// compared in full. The table points to the requests, so a request must live until its name is erased.
 class NamesInFlight {
  public:
   // Makes room for `more` further names, so that inserting them cannot throw.
   void reserve(std::size_t more);
-  // Returns false if the name is there already, on that process set.
+  // Returns false if the request's process set already has an operation of this name in flight.
   bool insert(const Request& request);
   void erase(const Request& request);
 
@@ -55,15 +55,15 @@ class TensorQueue {
   // the caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
-  // *into must be empty; the queue reuses its memory. Entries are due when flush is set, when they have enough bytes, or when
-  // their patience is over.
+  // *into must be empty, and its memory becomes the queue's. Entries are due when flush is set, when they have enough bytes, or
+  // when their patience is over.
   void take(bool flush, std::size_t enough_bytes, const Patience& patience,
             std::vector<Entry>* into, base::Clock::time_point* since);
   std::vector<Entry> take_all();
   void close();
   // When the queued entries' patience is over; nothing if the queue is empty.
   std::optional<base::Clock::time_point> due(const Patience& patience) const;
-  // Frees the entries' names for new operations. Passes over entries without a request (SharedState::finish).
+  // Frees the entries' names for new operations. Ignores entries without a request (SharedState::finish).
   void forget(std::span<const Entry> entries);
 
  private:
@@ -73,7 +73,9 @@ class TensorQueue {
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
   std::size_t bytes_ = 0;
+  // When the first of the queued entries was pushed.
   base::Clock::time_point first_;
+  // When the last queued entry with a callback was pushed; nothing if none has a callback.
   std::optional<base::Clock::time_point> last_watched_;
   NamesInFlight names_;
   bool closed_ = false;

@@ -9,7 +9,8 @@
 //    check_set_change    a request that adds or removes a process set
 //    check_content       calls these, and checks a request without a value, the root of a broadcast, and the place in a group
 //
-// check_shape comes first: check_splits reads the first dimension, and check_shape refuses an alltoall of a scalar.
+// check_shape comes first, because check_splits reads the first dimension. A scalar has none, and check_shape refuses an
+// alltoall of a scalar.
 //
 // An example of check_splits with 3 members and a tensor of 6 rows: the splits [1, 2, 3] and [1, 2, 0] pass, because the sum
 // may be smaller than the number of rows. [1, 2] has too few entries, and the sum of [4, 2, 1] is too large.
@@ -54,7 +55,7 @@ void check_adasum(const Request& request, std::size_t ranks) {
             " is not supported: cast it to float16, bfloat16, float32 or float64, or use Average",
         ErrorCode::kUnsupported);
   }
-  // The text advises the largest number of ranks that works: 4 of 6.
+  // The text advises the largest number of ranks that works, for example 4 if the set has 6.
   if (!std::has_single_bit(ranks)) {
     refuse(request,
            "Running Adasum with non-power of 2 ranks is not supported yet. (This process set has " +
@@ -149,8 +150,8 @@ void check_codec(const Request& request) {
                "; use op=Average or Sum, or leave the compression " + codec + " out",
            ErrorCode::kUnsupported);
   }
-  // A codec takes the dtypes whose sums are accumulated in float32. accumulator_of() throws for a pair without kernels, but
-  // check_reduction() has refused such pairs before.
+  // A codec takes the dtypes whose sums are accumulated in float32. accumulator_of() throws if no kernel has this dtype and op,
+  // but check_reduction() has refused such requests before.
   if (kernels::accumulator_of(request.dtype, request.op) != DType::kFloat32) {
     refuse(
         request,
@@ -180,8 +181,8 @@ void check_splits(const Request& request, std::size_t ranks) {
   }
 }
 
-// The ranks of a new set must ascend, so each one is compared only with the one before it. check_request sorts the ranks of a
-// caller; only a request from another rank can be unsorted here.
+// The ranks of a new set must ascend, so each rank is compared only with the rank before it in the list. check_request sorts
+// the list that a caller gives; only the list of a request from another rank can be unsorted.
 void check_set_change(const Request& request, int world) {
   if (request.kind == OpKind::kRemoveProcessSet) {
     if (request.root == 0) refuse(request, "the global process set cannot be removed");

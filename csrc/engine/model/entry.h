@@ -1,4 +1,4 @@
-// One rank's part in one operation, from the call to the end: the request, its memory, and the result. Also the agreed
+// This rank's part in one operation, from the call to the end: the request, its memory, and the result. Also the agreed
 // operations, several of which may run as one.
 // Thread: an Entry has one owner at a time. The submitting thread makes the Completion. Later the holder of the progress token
 // writes the result there and then sets `done`; readers load `done` (acquire) first. Owns: the output that the engine made.
@@ -40,7 +40,8 @@ struct Watcher {
   void* data = nullptr;
 };
 
-// The result of one operation. It is small, because a step with thousands of small tensors has thousands of them.
+// The result of one operation. It is small, because a training step with thousands of small tensors has thousands of
+// completions.
 struct Completion {
   std::uint64_t record = 0;  // the operation's number in the flight recorder
   std::atomic<std::uint32_t> done{0};

@@ -1,4 +1,5 @@
-// Functions for the digest() of the pure machines: Membership, Negotiation, PointToPoint.
+// Functions for digest(), by which tests compare the states of the pure state machines Membership, Negotiation and
+// PointToPoint.
 // Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -17,7 +18,7 @@ inline void add_message(base::Hasher& hasher, const Message& message) {
   hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-// Also hashes `absent` and `tag`, which content_hash leaves out: two states may differ only in them.
+// Also hashes `absent` and `tag`, which content_hash leaves out, because two states may differ only in these two fields.
 inline void add_request(base::Hasher& hasher, const Request& request) {
   hasher.add(request.name_hash);
   hasher.add(request.content_hash);

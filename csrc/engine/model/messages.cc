@@ -1,7 +1,7 @@
-// One list of fields for both directions. fields(wire, value) passes the fields of a type to wire(...). If `wire` is an
-// Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs one
-// change. Only ResponseList has a list for each direction, because a hit is a whole response at the sender, and only a slot at
-// the receiver.
+// Each type has one list of fields for both directions: fields(wire, value) passes the fields of a type to wire(...). If `wire`
+// is an Encoder, it writes them; if it is a Decoder, it reads them. So both sides have the same order, and a new field needs
+// one change. Only ResponseList has a list for each direction, because a hit is a whole response at the sender, and only a slot
+// at the receiver.
 //
 //    encode   ─► Encoder(value) ─► put() ─► fields() ─► Encoder(each field) ─► ... ─► base::Writer
 //    decode   ─► Decoder(value) ─► get() ─► fields() ─► Decoder(each field) ─► ... ─► base::Reader, finish_decoding()
@@ -21,12 +21,12 @@
 //    type   id            epoch         seen                      closings                  slots              requests
 //    00     00 00 00 00   01 00 00 00   03 00 00 00 00 00 00 00   00 00 00 00 00 00 00 00   02 00 00 00 05 02  00 00 00 00
 //
-// Of a decision in a ResponseList, a hit travels as its slot alone. Any other one travels as -1 and the whole response.
+// A decision in a ResponseList travels as its slot alone if it is a hit, and otherwise as -1 and the whole response.
 //
-// The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: numbers
-// are allocated only if their bytes are there, and other lists grow by one decoded element at a time, so memory stays in
-// proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of the right form that no
-// correct rank sends. decode() refuses bytes that are left over.
+// The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: a list of
+// numbers is allocated only if the message has all its bytes, and other lists grow by one decoded element at a time. So the
+// memory stays in proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of the right
+// form that no correct rank sends. decode() refuses bytes that are left over.
 //
 // What does not travel: the hashes and the count of a Request, which seal() computes again, and `tag`, because only collectives
 // are sent as Requests.
@@ -44,24 +44,24 @@
 namespace hvdlite::engine {
 namespace {
 
-// The value in `fields` is const if it is written, and not if it is read. This accepts both.
+// `fields` gets a const value to write, and a value that is not const to read. This concept accepts both.
 template <typename T, typename Type>
 concept Is = std::is_same_v<std::remove_const_t<T>, Type>;
 
-// Lists of these travel as one block of bytes.
+// Lists of these types travel as one block of bytes.
 template <typename T>
 concept Number = std::is_arithmetic_v<T> || std::is_same_v<T, std::byte>;
 
-// The `fields` functions that put() calls stand further below. The compiler finds them when it instantiates put(), because an
-// Encoder is one of their arguments.
+// The `fields` functions that put() calls stand after this class. The compiler finds them when it instantiates put(), because
+// an Encoder is one of their arguments.
 class Encoder {
  public:
   template <typename... Fields>
   void operator()(const Fields&... each) {
     (put(each), ...);
   }
-  // Slots travel as a bit vector, because a step that repeats the last one announces most slots of the cache at once.
-  // The receiver gets the slots in ascending order, whatever their order was here.
+  // Slots travel as a bit vector, because a training step that repeats the last one announces most slots of the cache at once.
+  // The receiver gets the slots in ascending order, whatever their order was at the sender.
   void slots(const std::vector<std::uint32_t>& slots) {
     std::vector<std::uint8_t> bits;
     if (!slots.empty()) bits.resize(std::ranges::max(slots) / 8 + 1);
@@ -103,8 +103,8 @@ class Encoder {
   throw base::Error(base::ErrorCode::kInternal, "a control message " + why);
 }
 
-// These check what was read, and compute what does not travel. They stand before Decoder: the compiler would not find a
-// function that stands after Decoder, and would call this empty one instead.
+// The finish_decoding functions check what was read, and compute what does not travel. All stand before Decoder, because the
+// compiler would not find one that stands after Decoder, and would call finish_decoding(auto&), which does nothing.
 void finish_decoding(auto&) {}
 
 // Later code multiplies the extents, and must not overflow.
@@ -123,7 +123,8 @@ void finish_decoding(Inquiry& message) {
   }
 }
 
-// Refuses places that no question has. A place beyond the end of the receiver's own question has no effect (stall.cc).
+// Refuses places that no question has. A place beyond the end of the question that this rank has asked has no effect
+// (stall.cc).
 void finish_decoding(StallReply& message) {
   for (const std::vector<std::uint32_t>* places : {&message.lacks, &message.in_hand}) {
     const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };

@@ -18,8 +18,8 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;  // the number of response lists that this member has processed
-  // The number of closings that this member has read in the ledger's log. This message and the earlier ones contain all its
-  // operations that these closings removed from the ledger.
+  // The number of closings that this member has read in the ledger's log. This message and the earlier ones contain all
+  // operations of this member that these closings have removed from the ledger.
   std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
@@ -29,25 +29,24 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // Of the requests that completed these decisions, the last came from the member with this index; -1: no request completed
-  // any.
+  // The index of the member that sent the last of the requests that completed these decisions; -1: no request completed any.
   std::int32_t last = -1;
-  // Of a hit, the message contains only the slot. The decoder fills the two lists below, and SetNegotiation::hear makes
-  // decisions of them.
+  // Of a hit, the message contains only the slot. So the decoder leaves this list empty and fills `slots` and `responses`, of
+  // which SetNegotiation::hear makes decisions.
   std::vector<Decision> decisions;
-  // Of each decision: the slot of a hit; -1: it is the next of `responses`.
+  // One number for each decision: the slot, if the decision is a hit; -1: the decision is the next one of `responses`.
   std::vector<std::int32_t> slots;
   std::vector<Response> responses;
 };
 
 // A member -> all other members, if each member has a copy of the ledger (replicated_ledger.h): steps that this member makes in
-// it.
+// the ledger.
 struct LedgerSteps {
   enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
   static constexpr int kKinds = 5;
-  // announce: a unit (Agreement::Unit) in all fields but `keys`. divert, reopen: in `keys` the keys that the coordinator
-  // counts (Agreement::Upkeep). list: in `key` the number of the response list, and in `keys` the keys that it decides. close:
-  // uses no field.
+  // Which other fields a step uses depends on its kind. announce: all but `keys`; they describe a unit (Agreement::Unit).
+  // divert, reopen: `keys`, which are the keys that the coordinator counts (Agreement::Upkeep). list: `key`, which is the
+  // number of the response list, and `keys`, which the list decides. close: none.
   struct Step {
     Kind kind = Kind::kAnnounce;
     bool absent = false;
@@ -77,11 +76,12 @@ struct Failure {
 struct FailureSeen {};
 // Any rank -> all: this rank takes part in no later operation.
 struct Goodbye {
-  // The receiver must answer, because it may still decide operations that the sender has announced.
+  // Must the receiver answer? True if the receiver coordinates a set in which it may still decide operations that the sender
+  // has announced.
   bool answer = false;
 };
-// A coordinator's answer to such a Goodbye. The coordinator has sent all decisions in which the leaving rank takes part before
-// this message, and makes no further ones.
+// A coordinator's answer to a Goodbye whose `answer` is true. The coordinator has sent all decisions in which the leaving rank
+// takes part before it sends this message, and sends none later.
 struct GoodbyeSeen {};
 
 // The leader of a host (its lowest rank) -> the leaders of the other hosts, at intervals: a heartbeat.
@@ -94,14 +94,15 @@ struct OpenOperation {
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  // A caller or a callback of the rank waits for it, or a caller waits for the removal of its set.
+  // A caller or a callback of the rank waits for this operation, or a caller waits for the removal of the operation's set.
   bool waited_for = false;
-  // Ranks of the set that need not ask for it (Request::asks).
+  // Ranks of the set that need not ask for this operation (Request::asks).
   std::vector<std::int32_t> not_asking;
   std::int32_t root = 0;  // send, recv: root and tag as in Request
   std::int32_t tag = 0;
 };
-// Any rank -> rank 0. blocked: this rank waits only for operations that are not agreed. Not blocked: withdraws the report.
+// Any rank -> rank 0. If `blocked` is true: this rank waits only for operations that are not agreed. If it is false: this
+// message withdraws the earlier report.
 struct BlockedReport {
   std::uint64_t version = 0;  // changes when the rank submits an operation, and when one ends
   std::uint64_t probe = 0;    // the probe that this report answers; 0: it answers none
@@ -112,8 +113,8 @@ struct BlockedReport {
 struct Probe {
   std::uint64_t number = 0;
 };
-// Rank 0 -> the coordinator of the set, or the rank that has asked for these sends and receives: the operations can never
-// complete.
+// Rank 0 -> the coordinator of the set, or (`point_to_point`) a rank that has asked for sends and receives: these operations
+// can never complete.
 struct Verdict {
   SetId set;
   std::vector<std::string> names;
@@ -139,8 +140,8 @@ struct Inquiry {
 struct StallReply {
   static constexpr std::size_t kMostText = 4096;  // bytes
   std::uint64_t number = 0;                       // of the question
-  // Operations by their place in the question. lacks: this rank has not asked for them. in_hand: this rank reports their
-  // stall itself.
+  // Operations by their place in the question. lacks: operations for which this rank has not asked. in_hand: operations whose
+  // stall this rank reports itself.
   std::vector<std::uint32_t> lacks{};
   std::vector<std::uint32_t> in_hand{};
   double since_exemption = 0;  // seconds since its stall exemption ended (StallExemption::over_for)
@@ -157,7 +158,7 @@ struct Offer {
   std::int64_t elements = 0;
   std::string name;    // of the send, for error texts
   bool whole = false;  // the payload is in this message; otherwise it follows after a Clearance
-  // Refers to the sender's tensor, or to the bytes that were decoded.
+  // At the sender it refers to the tensor, and at the receiver to the bytes from which the Offer was decoded.
   std::span<const std::byte> payload{};
 
   std::size_t bytes() const { return static_cast<std::size_t>(elements) * base::size_of(dtype); }
@@ -166,8 +167,8 @@ struct Offer {
 struct Clearance {
   std::uint64_t number = 0;
 };
-// Sender -> receiver: the send had not ended when the answer arrived. After a Clearance, this send's payload is the next one
-// from the sender. After a Rejection, no payload follows.
+// Sender -> receiver: the send had not ended when the Clearance or the Rejection arrived. After a Clearance, this send's
+// payload is the next one from the sender. After a Rejection, no payload follows.
 struct Coming {
   std::uint64_t number = 0;
 };

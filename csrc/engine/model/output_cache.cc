@@ -1,4 +1,4 @@
-// Where get() finds memory for a result, in this order:
+// Where get() finds memory for a result, in this order (open: other ranks of the host may store into the result):
 //
 //    below kSmallest          malloc; the block returns to malloc, and never to the cache
 //    open, not too large      1  a kept block that other ranks map     it becomes "in use" again in the ResultMemory
@@ -6,11 +6,11 @@
 //    otherwise, or no room    3  a kept block of private memory
 //                             4  a new mapping
 //
-// Kept blocks that other ranks map and private ones are never exchanged: a result that is not open must not lie where another
-// rank could store (Engine::new_output).
+// A kept block that other ranks map is never used for a result that is not open, because such a result must not lie where
+// another rank could store (Engine::new_output).
 //
-// The system makes and takes pages slowly, so get(), give_back() and close() do this without the lock. They hold the lock only
-// to search and change the list, and to mark a kept block in the ResultMemory. Destroying a block must not throw: if the list
+// Mapping and unmapping take long, so get(), give_back() and close() do both without the lock. They hold the lock only to
+// search and change the list, and to mark a kept block in the ResultMemory. Destroying a block must not throw: if the list
 // cannot grow, give_back() frees the block.
 //
 // Each capacity is a multiple of kSmallest / 8 (128 KiB), and so a whole number of pages. Therefore map() can unmap what lies
@@ -73,7 +73,8 @@ void free_aligned(void* data) { std::free(static_cast<void**>(data)[-1]); }
 }  // namespace
 
 OutputCache::~OutputCache() {
-  // No other thread uses the cache any more, so another owner of the lock was a thread of the parent before a fork.
+  // No other thread uses the cache any more. So if the lock is taken, a thread of the parent held it when this process was
+  // forked. Then the kept blocks leak.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   for (const FreeBlock& memory : kept_) unmap(memory);
@@ -137,9 +138,9 @@ bool OutputCache::take(FreeBlock& wanted) {
   return true;
 }
 
-// Each turn of the loop keeps the new block, or frees one block without the lock: the oldest kept one, as long as the new one
-// does not fit beside the kept ones. The new block itself is freed if it is larger than the limit, if the list cannot grow, or
-// if no try gets the lock.
+// Each turn of the loop keeps the returned block, or frees one block without the lock. As long as the returned block does not
+// fit beside the kept ones, a turn frees the oldest kept one. It frees the returned block itself if that is larger than the
+// limit, if the list cannot grow, or if no try gets the lock.
 void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
     FreeBlock unwanted = memory;

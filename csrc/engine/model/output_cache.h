@@ -1,6 +1,6 @@
 // Memory for results that outlive their operation. The cache reuses it, because the page fault on a new page takes longer than
 // filling a page that is mapped already.
-// Thread: any; one lock, held for a short search. Owns: returned memory. Blocks: while the system makes or takes pages.
+// Thread: any; one lock, held for a short search. Owns: returned memory. Blocks: while the system maps or unmaps pages.
 // Throws: std::bad_alloc.
 //
 //   get ──► Block (a result, then the user's array over it) ──► destroyed, on any thread ──► kept, unless over the limit
@@ -16,7 +16,7 @@
 // Fork: a child may inherit the lock in the locked state, and a list that was half changed, because another thread of the
 // parent held the lock. So a thread that returns a block stops trying to take the lock after some tries, and frees the memory
 // instead. In such a child this happens every time, and elsewhere almost never. A cache that is destroyed in such a child leaks
-// what it keeps.
+// the kept blocks.
 #pragma once
 
 #include <cstddef>
@@ -50,14 +50,14 @@ class OutputCache : public std::enable_shared_from_this<OutputCache> {
     bool shared = false;  // other ranks map it
     void operator()(void* data) const noexcept;
   };
-  // A block whose memory a transfer may still write to must be released, and so leaked.
+  // If a transfer may still write to a block's memory, the owner must call release(), which leaks the block.
   using Block = std::unique_ptr<void, ReturnToCache>;
 
   // Returns a block of at least `bytes` uninitialised bytes; a block of 0 bytes has an address, too. Blocks are aligned to 64
   // bytes, and from kSmallest on to a page. open: takes memory that other ranks map, if possible, so that they can store into
   // the block.
   Block get(std::size_t bytes, bool open = false);
-  // Frees the returned memory. Blocks that are returned later are freed at once.
+  // Frees the kept blocks. Blocks that are returned later are freed at once.
   void close();
 
  private:

@@ -9,10 +9,11 @@
 // The order and the width of each field in a hash are the same on all ranks. Each list and text is preceded by its length, so
 // {1, 2}, {3} and {1}, {2, 3} give different hashes.
 //
-// content_hash leaves out two facts in which ranks may always differ: whether the rank has a value (`absent`), and which of its
-// GPUs the tensor lies on. It includes the rows of an allgather and the place in an arena, although ranks may differ in these,
-// too. If they differ, the ledger leaves the operation to the coordinator. The coordinator puts the rows of all ranks into the
-// response, and a response to requests with different places has no arena (validate.cc).
+// content_hash leaves out `tag`, which is not negotiated, and two facts in which ranks may always differ: whether the rank has
+// a value (`absent`), and which of its GPUs the tensor lies on. It includes the rows of an allgather and the place in an arena,
+// although ranks may differ in these, too. If the rows or the places differ, the ledger leaves the operation to the
+// coordinator. The coordinator puts the rows of all ranks into the response, and a response to requests with different places
+// has no arena (validate.cc).
 //
 // Requests of other ranks come without hashes, and the decoder seals them (messages.cc).
 #include "engine/model/request.h"
@@ -117,7 +118,8 @@ void Request::seal() {
   content_hash = of_content.value();
 }
 
-// Compares without a copy, because a step that repeats an earlier one calls it for each operation (interner.cc).
+// Compares without a copy, because a training step that repeats an earlier one calls describes() for each operation
+// (interner.cc).
 bool RequestView::describes(const Request& request, SetId on) const {
   return name == request.name && on == request.set && group == request.group &&
          static_cast<const RequestValues&>(*this) == request &&
@@ -135,7 +137,8 @@ Request RequestView::copy(SetId on) const {
   return request;
 }
 
-// Row counts and splits may differ between ranks in general. Equal requests have equal ones, so this rank's own are repeated.
+// Row counts and splits may differ between ranks in general. Equal requests have equal row counts and splits, so those of this
+// rank's request are repeated.
 std::vector<std::int64_t> sizes_of_equal(const Request& request, int members) {
   const auto ranks = static_cast<std::size_t>(members);
   std::vector<std::int64_t> sizes;

@@ -1,6 +1,6 @@
 // Process sets, what one rank asks a set for (Request), and what all its ranks agreed on (Response).
 // Thread: plain values; a shared Request (RequestPtr) does not change. Owns: its strings and vectors. Blocks: no.
-// Throws: nothing, but naming() what it says, and std::bad_alloc.
+// Throws: std::bad_alloc; naming() also throws what its comment says.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 // kMostBytes.
 bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype);
 
-// The values that a request and a caller's view of it have alike.
+// The fields that a Request and a RequestView have in common.
 struct RequestValues {
   base::OpKind kind = base::OpKind::kAllreduce;
   base::DType dtype = base::DType::kFloat32;
@@ -157,8 +157,8 @@ std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Returns work(), whose errors do not name the operation. If it throws an Error, or the system gives no memory, puts the
-// operation's description in front of the text, so that the user learns which operation failed.
+// Returns work(). The errors of work() do not name the operation. So if it throws an Error or std::bad_alloc, naming() throws
+// an Error whose text begins with the operation's description.
 template <typename Work>
 auto naming(const Request& request, Work work) {
   try {
@@ -171,9 +171,9 @@ auto naming(const Request& request, Work work) {
 }
 
 struct Response {
-  // The agreed content: the request of one of the members that asked, as if it had a value. Its arena is 0 unless the tensors
-  // of all members lie at one offset of one arena. With an error, only its set and name are certain. Null in a hit that another
-  // rank has sent (Decision).
+  // The agreed content: the request of one of the members that asked, as if that member had a value. Its arena is 0 unless the
+  // tensors of all members lie at one offset of one arena. With an error, only its set and name are certain. Null in a hit that
+  // another rank has sent (Decision).
   RequestPtr request;
   base::Status error;             // not ok: the operation fails with it on every member
   std::int32_t slot = -1;         // in the response cache; -1: not cached

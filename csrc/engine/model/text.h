@@ -40,8 +40,8 @@ std::string on_one_line(std::string text);
 std::string format_ranks(std::vector<int> ranks);
 // {2, 3} -> "[2, 3]".
 std::string format_shape(const std::vector<std::int64_t>& shape);
-// "float32". layout: of the tensor, as in Request. If it stands for a dtype that the engine does not know, the text names that
-// dtype, and not the one under which the engine moves the elements.
+// "float32". layout: of the tensor, as in Request. If the layout stands for a dtype that the engine does not know, the text
+// names that dtype, and not the parameter `dtype`, under which the engine moves the elements.
 std::string format_dtype(base::DType dtype, std::int32_t layout);
 
 }  // namespace hvdlite::engine

@@ -8,8 +8,8 @@
 // 9: either reached() reads the word of number 9 and returns, or it reads the word of number 5 and the exchange fails, because
 // the word has changed.
 //
-// text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile, and their times
-// are stored after them. So a line may show a stage with the time of another one.
+// text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile, and the time of
+// a stage is stored after the stage. So a line may show a stage with the time of another stage.
 #include "engine/observe/flight_recorder.h"
 
 #include <algorithm>
@@ -64,7 +64,8 @@ void FlightRecorder::reached(std::uint64_t number, Stage stage) {
   std::uint64_t word = record.word.load(std::memory_order_relaxed);
   if (word / kStages != number) return;  // a later operation has overwritten the record
   const std::uint64_t next = number * kStages + static_cast<std::uint64_t>(stage);
-  // Another attempt is not needed after a failure: another thread has overwritten the record, or has stored a stage itself.
+  // If the exchange fails, no second attempt is needed: another thread has overwritten the record, or has stored a stage
+  // itself.
   if (record.word.compare_exchange_strong(word, next, std::memory_order_relaxed)) {
     record.last.store(time_.coarse_now(), std::memory_order_relaxed);
   }

@@ -3,8 +3,8 @@
 //
 // Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A new stage takes no
 // lock: number and stage are one word, and the word changes only if it still holds the operation's number. If more
-// than N operations are in flight, the records of the oldest are overwritten, so a new stage of these costs almost nothing.
-// Times come from a coarse clock with a resolution of some milliseconds.
+// than N operations are in flight, the records of the oldest are overwritten, so a new stage of these operations costs almost
+// nothing. Times come from a coarse clock with a resolution of some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -49,7 +49,7 @@ class FlightRecorder {
   static constexpr bool kEverything = false, kUnended = true;
   struct Record {
     std::atomic<std::uint64_t> word{0};  // 8 * number + stage
-    // When the operation reached the stage.
+    // When the operation reached its present stage.
     std::atomic<base::Clock::time_point> last{base::Clock::time_point()};
     base::Clock::time_point submitted;
     RequestPtr request;

@@ -11,9 +11,9 @@
 // sees kSubmitted of an operation before every other stage of the operation. (If the trace begins after the submission, or the
 // event is dropped, the writer never sees kSubmitted.)
 //
-// Order in end(): first the flag `on`, so that from then on threads that look at the flag make no events; then stopping_; then
-// join(). The writer thread writes what is queued before it returns. A thread that has read the flag earlier may append an
-// event after that: the next start() drops this event.
+// end() first clears the flag `on`, so that threads that read the flag later make no events. Then it sets stopping_, and joins
+// the writer thread, which writes what is queued before it returns. A thread that has read the flag earlier may append an event
+// even after that: the next start() drops this event.
 #include "engine/observe/timeline.h"
 
 #include <sys/syscall.h>
@@ -27,15 +27,15 @@
 namespace hvdlite::engine {
 namespace {
 
-// More events than a step of usual models makes. If this many wait, the disk is too slow.
+// More events than a training step of usual models makes. If this many wait, the disk is too slow.
 constexpr std::size_t kMostQueued = std::size_t{1} << 17;
 // An event is in the file after about this time.
 constexpr std::chrono::milliseconds kPause{50};
 
 }  // namespace
 
-// The writer is made, and so the file begun, before an earlier trace to another file ends: if the file cannot be made, the
-// earlier trace goes on. The flag comes last, when queue and thread are ready.
+// start() makes the writer, and with it the file, before it ends an earlier trace to another file: if the file cannot be made,
+// the earlier trace goes on. It sets the flag `on` last, when the queue and the thread are ready.
 void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles) {
   const std::lock_guard control(control_);
   if (path == path_) end();  // the new writer truncates the file
@@ -78,7 +78,7 @@ void Timeline::end() {
 }
 
 // Only an event that finds the queue empty wakes the writer thread. While the queue is not empty, that thread writes, or waits
-// for kPause, or is about to wake. All events of one call are queued or all are dropped.
+// for kPause, or is about to wake. Either all events of one call are queued, or all are dropped.
 void Timeline::note(std::span<TimelineEvent> events) {
   bool first = false;
   {
@@ -126,7 +126,8 @@ void Timeline::submitted(std::span<const Entry> entries) {
   note(events);
 }
 
-// All entries get one time and, with kStarted, one number, by which a reader of the file finds the tensors of a FusedOp.
+// All entries get the same time and, with kStarted, the same number, by which a reader of the file finds the tensors of a
+// FusedOp.
 void Timeline::reached(std::span<const Entry> entries, Stage stage) {
   const base::Clock::time_point now = time_.now();
   const std::uint32_t fused =
@@ -155,7 +156,8 @@ void Timeline::announcing() {
 Timeline::WaitSpan::WaitSpan(Timeline& timeline, std::uint64_t number)
     : timeline_(timeline), number_(number), since_(timeline.time_.now()) {}
 
-// One event with both times: the writer needs no table of callers that wait, and a dropped event takes the whole span with it.
+// One event has both times of the wait. So the writer needs no table of callers that wait, and if the event is dropped, the
+// whole span is missing.
 Timeline::WaitSpan::~WaitSpan() {
   std::array<TimelineEvent, 1> event;
   event[0].kind = TimelineEvent::Kind::kWait;

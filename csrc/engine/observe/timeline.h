@@ -8,9 +8,9 @@
 //
 // Code that has an event first asks whether a trace is written (the flag `on`). While none is, an event costs the load of this
 // flag. No thread that has an event waits for the file: if the queue is full, the timeline drops and counts events. After each
-// write the file ends with the closing bracket, so a crash between two writes leaves valid JSON. Its size is bounded: at half
-// the limit the file becomes FILE.old, replaces the earlier FILE.old, and a new file begins. A new trace removes a FILE.old of
-// an earlier one.
+// write the file ends with the closing bracket, so a crash between two writes leaves valid JSON. The size is bounded: when the
+// file has half of `max_bytes`, it becomes FILE.old and replaces the earlier FILE.old, and a new file begins. A new trace
+// removes the FILE.old of an earlier trace.
 #pragma once
 
 #include <atomic>
@@ -41,8 +41,8 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Begins a file, and completes the earlier one, if there is one. max_bytes: of the file and its FILE.old together. cycles: a
-  // mark for each call of announcing().
+  // Begins a file, and completes the earlier one, if there is one. max_bytes: the limit for the file and its FILE.old together.
+  // cycles: does each call of announcing() make a mark?
   void start(const std::string& path, std::size_t max_bytes, bool cycles);
   // Ends the trace, if there is one, and completes its file.
   void stop();

@@ -8,7 +8,7 @@
 //    kStarted               kAgreed                WAIT_FOR_OTHER_TENSOR_DATA
 //    kDone                  kStarted               ALLREDUCE; the Open is deleted
 //
-// So a span is added when it ends, and the spans of a file are not in the order of their begins.
+// So a span is added when it ends, and the spans of a file are not sorted by their begin.
 //
 // How the file stays valid. flush() writes the text and the closing bracket, and `written_` is where the bracket begins. The
 // next text begins there:
@@ -19,10 +19,10 @@
 // Tracks (the `tid` of an event):
 //
 //    0                                     the rank itself: marks and facts
-//    1 to kFirstTensorTrack - 2            a calling thread each
+//    1 to kFirstTensorTrack - 2            one calling thread each
 //    kFirstTensorTrack - 1                 all further calling threads
-//    from kFirstTensorTrack on             a tensor each
-//    kSharedTensorTrack                    all further tensors, without a name
+//    from kFirstTensorTrack on             one tensor each
+//    kSharedTensorTrack                    all further tensors; this track has no name
 //
 // Memory is bounded: the number of tracks is limited, open_ has only operations that have not ended, and write() writes all
 // text to the file.
@@ -126,7 +126,8 @@ std::string span_name(Stage stage, Stage next, const Request& request) {
   return operation;
 }
 
-// The track of this key. New keys take the tracks from `first` on; when these are used up, they share the track `last`.
+// The track of this key. New keys take the tracks from `first` on; when these tracks are used up, further keys share the track
+// `last`.
 template <typename Key>
 std::int32_t track_in(std::map<Key, std::int32_t>& tracks, const Key& key, std::int32_t first,
                       std::int32_t last) {
@@ -166,8 +167,8 @@ void TimelineWriter::open_file(const std::string& path) {
   written_ = 0;
 }
 
-// What `hvdlite timeline` needs to put the files of several ranks together. The offset lets it compute times of the wall clock
-// from the times of the events.
+// What `hvdlite timeline` needs to put the files of several ranks together. With the offset, that command computes times of the
+// wall clock from the times of the events.
 void TimelineWriter::header() {
   const auto wall = std::chrono::duration<double, std::micro>(
       std::chrono::system_clock::now().time_since_epoch());
@@ -253,7 +254,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   if (file_ < 0) return;
   for (const TimelineEvent& event : events) {
     follow(event);
-    // After each event, because one call may have events for several files.
+    // The size is checked after each event, because the events of one call may fill several files.
     if (written_ + text_.size() > max_bytes_ / 2) {
       if (flush() != 0) return;
       rotate();
@@ -304,7 +305,7 @@ void TimelineWriter::follow(const TimelineEvent& event) {
 }
 
 // Adds the span that ends with this event. Only the last span of an operation has the facts about the tensor, so that the file
-// has them once. A failed operation has none.
+// has them once. The spans of a failed operation have no such facts.
 void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   name_track(open.track, open.request->name);
   std::string arguments = "\"operation\":" + std::to_string(event.number);
@@ -312,8 +313,9 @@ void TimelineWriter::reach(Open& open, const TimelineEvent& event) {
   if (open.fused != 0) arguments += ",\"fused_op\":" + std::to_string(open.fused);
   if (event.stage == Stage::kFailed) arguments += ",\"failed\":true";
   if (open.stage == Stage::kSubmitted && event.stage == Stage::kDone) {
-    // The operation ended when the ranks agreed: they had exchanged the data before (collectives/prepared.h), or it has none (a
-    // barrier). Both spans cover the whole time.
+    // The operation ended when the ranks agreed, because they had exchanged the data before (collectives/prepared.h), or
+    // because it has no data (a barrier). So its negotiation and the operation itself get one span each, and both spans cover
+    // the whole time.
     span(span_name(Stage::kAnnounced, Stage::kAgreed, *open.request), open.track, open.since,
          event.time, "\"operation\":" + std::to_string(event.number));
   }

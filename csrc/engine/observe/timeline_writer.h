@@ -46,12 +46,12 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call. If there are any,
+  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call. If it is not 0,
   // operations that have not ended get no further spans.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:
-  // An operation that has not ended.
+  // An operation that has not ended. since: when it reached `stage`. fused: the number of its FusedOp; 0: it has not started.
   struct Open {
     RequestPtr request;
     FlightRecorder::Stage stage = FlightRecorder::Stage::kSubmitted;

@@ -1,10 +1,10 @@
-// How the time of a stage is measured. A BusyTime is a sum in which the present busy time is already prepared, so that a reader
-// needs the word and a clock, and no lock:
+// How the time of a stage is measured. A BusyTime keeps its state in one word, so that a reader needs this word and a clock,
+// and no lock:
 //
 //    nothing under way       word = 2 * total                   the reader takes   total
 //    something under way     word = 2 * (total - begin) + 1     the reader adds    (total - begin) + now
 //
-// Example in nanoseconds: 30 are measured, and an operation begins at 100. The word is 2 * (30 - 100) + 1, and a reader at 120
+// Example in nanoseconds: the total is 30, and an operation begins at 100. The word is 2 * (30 - 100) + 1, and a reader at 120
 // computes -70 + 120 = 50. At the end, at 150, the total becomes -70 + 150 = 80.
 //
 // Which times count an entry (Completion::usage says where it is):
@@ -78,9 +78,9 @@ void Usage::reached(std::span<const Entry> entries, Stage stage) {
 }
 
 // First counts how many entries leave and enter each place, and then changes each BusyTime once. So a move from kNegotiating to
-// kWaiting does not end the negotiating time, which counts both. A time is needed only for a BusyTime that begins or ends. For
-// moving data the clock is read anew, because a pass may copy data for a long time. Otherwise the time that now() knows is
-// exact enough.
+// kWaiting does not end the negotiating time, which counts the entries in both places. A time is needed only for a BusyTime
+// that begins or ends. For moving data the clock is read anew, because a pass may copy data for a long time. For the other two
+// BusyTimes, the time that now() knows is exact enough.
 void Usage::move(std::span<const Entry> entries, Where to, std::optional<Time> since) {
   std::int64_t more[kPlaces] = {};
   for (const Entry& entry : entries) {
@@ -134,7 +134,7 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
 }
 
 // `to` may be earlier than this call. If data began to move between `to` and the call, moving(to) may be too small, and if data
-// stopped moving then, it may be too large. So the counted time is at least 0 and at most the whole wait.
+// stopped moving then, it may be too large. So the code bounds the counted time: it is at least 0 and at most the whole wait.
 void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
   const std::int64_t all = nanoseconds_in(to - from);
   if (all <= 0) return;
@@ -145,7 +145,7 @@ void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
 
 Usage::Numbers Usage::numbers() const {
   Numbers numbers;
-  // The words come before the clock, so no busy time in them begins after `now`.
+  // The words are read before the clock, so no busy time in them begins after `now`.
   const std::int64_t negotiating = negotiating_.word();
   const std::int64_t waiting = waiting_.word();
   const std::int64_t moving = moving_.word();

@@ -4,8 +4,9 @@
 // constructor and lateness() throw std::bad_alloc.
 //
 // A stage's time is the time during which at least one operation was in it; operations that overlap count once. For this a pass
-// reads the clock once, and a second time if anything moved while operations are in flight. Each time that data start or stop
-// moving, it reads the clock as well. A blocking call that does not time out uses readings that it needs in any case.
+// reads the clock once, and a second time if the pass made progress and operations are in flight. It also reads the clock each
+// time that data start or stop moving. A blocking call that does not time out uses readings of the clock that it needs in any
+// case.
 #pragma once
 
 #include <atomic>
@@ -37,7 +38,7 @@ class SingleWriterCounter {
   std::atomic<std::int64_t> value_{0};
 };
 
-// The fields of the same names in hvdlite_counters (include/hvdlite/hvdlite.h). A thread that submits changes `submitted`.
+// The counters of the same names in include/hvdlite/counters.inc. A thread that submits changes `submitted`.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
   SingleWriterCounter completed, failed;
@@ -51,7 +52,8 @@ struct Counters {
   SingleWriterCounter nccl_ops, staged_ops;
   SingleWriterCounter notices;
   SingleWriterCounter coded_bytes_before, coded_bytes_after;
-  // How this rank waits. The last four are atomics, because a thread may sleep, and count that, without the token.
+  // How this rank waits. The last four are atomics, because a thread may sleep, and count its sleep, without the progress
+  // token.
   SingleWriterCounter passes;
   std::atomic<std::int64_t> sleeps{0}, sleep_limits_us{0}, rung_sleeps{0}, unrung_finds{0};
 };
@@ -61,18 +63,19 @@ class BusyTime {
  public:
   using Time = base::Clock::time_point;
 
-  // From `now` on, this many more (or fewer) operations are under way. `now` matters only if would_turn(more). Both functions
-  // are for the holder of the progress token.
+  // From `now` on, this many more (or fewer) operations are under way. `now` matters only if would_turn(more). change() and
+  // would_turn() are for the holder of the progress token.
   void change(std::int64_t more, Time now);
   // Would change(more) begin or end a busy time?
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
-  // The state as one word. nanoseconds() computes the busy time from it and a later reading of the clock. For any thread.
+  // The state as one word. nanoseconds() computes the busy time from this word and a later reading of the clock. For any
+  // thread.
   std::int64_t word() const { return word_.load(std::memory_order_relaxed); }
   static std::int64_t nanoseconds(std::int64_t word, Time now);
 
  private:
   std::int64_t count_ = 0;
-  // When the last busy time ended. A busy time that began earlier, by the caller's `now`, counts from here.
+  // When the last busy time ended. If the next busy time began earlier by the caller's `now`, it counts only from this time on.
   std::int64_t ended_ = 0;
   // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus
   // 1.
@@ -97,7 +100,7 @@ class Usage {
   // These entries reach a stage together. An entry without a request belongs to no caller of this rank, and does not count.
   void reached(std::span<const Entry> entries, Stage stage);
   // This many operations are now agreed, and the last request for any of them came from rank `rank`. The waiting time since the
-  // last such call is charged to that rank. Does nothing if `rank` is no rank of the job.
+  // last call of came_last() is charged to that rank. Does nothing if `rank` is no rank of the job.
   void came_last(int rank, std::size_t operations);
   // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). A collective with ranks 1
   // adds no bus bytes. docs/stats.md says what `bytes` are.
