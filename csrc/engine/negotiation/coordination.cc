@@ -94,7 +94,7 @@ bool SetNegotiation::send_decisions() {
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
-    // No decision is lost: collect() comes only when the port has taken the list.
+    // No decision is lost, because collect() is called only when the port has taken the list.
     if (step == Step::kRefused) {
       try_again_ = true;
       return false;

@@ -5,7 +5,7 @@
 //
 //    read           executes what the log says. The port takes no announcement from a member that has not read the whole log
 //    keep_port      only on the coordinator's rank: diverts keys, closes the port, opens it again
-//    announce       the waiting units; or, if this rank joins, the join
+//    announce       announces the waiting units; or, if this rank joins, the join
 //    read           if this rank was the last to announce a unit, the unit is complete, and this rank executes it now
 //    acknowledge    only with copies. It comes after the announcement, because an announcement tells the others the same
 //    read           the message just sent can allow this rank's own copy to make further steps
@@ -194,8 +194,8 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
   return moved;
 }
 
-// Carries out one entry of the log. Only collects a complete unit (in `agreed` and `taken`), unless the unit is prepared, or is
-// a barrier that needs no collective.
+// Carries out one entry of the log. A complete unit is only collected, in `agreed` and `taken`; but a prepared unit is executed
+// at once, and a barrier that needs no collective ends at once.
 void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
                                std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   switch (entry.kind) {
