@@ -1,18 +1,19 @@
 // The port through which the members of a process set agree without the coordinator. Behind it are a table of the units that
 // some members have announced, and a log of what has been agreed. ledger.h describes the protocol and shows that every unit is
-// agreed exactly once. Members that share memory share the table and the log (Ledger). Other members have a copy each,
-// in which all make the same steps in the same order (ReplicatedLedger).
+// agreed exactly once. Members that share memory share the table and the log (Ledger). Each of the other members has its own
+// copy of both, and all copies make the same steps in the same order (ReplicatedLedger).
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
 // Throws: Error(Internal) if a member sends, or writes into the shared memory, something that no correct member would; also
 // whatever sending a message throws.
 //
 // Each try_... is one step: the other members see all of it or nothing. (With copies, each prepared unit of try_announce is a
 // step of its own.) A step may be refused; the caller tries it again later. With copies a step counts as done when its message
-// has been sent, and a closing only when all members have read it. The copies make the step later, in their common order.
+// has been sent, although the copies make it later, in their common order. A try_close() counts as done only when all members
+// have read the closing.
 //
 // If a member dies in the middle of a step in shared memory, the other members see nothing of the step. With copies some
-// members may have the message, and others not. From then on the other members' steps are refused, or their copies wait for the
-// dead member. But they can still read the log.
+// members may have the message, and others not. From then on the other members' steps are refused (in shared memory), or their
+// copies wait for messages of the dead member. But the members can still read the log.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@
 
 namespace hvdlite::engine {
 
-// What the other members need of a prepared operation's input. With copies it travels with the announcement.
+// What the other members need of a prepared operation's input. With copies this input travels with the announcement.
 struct InlinePayload {
   std::span<const std::byte> input{};
   // The number of bytes for each member. The parts lie one after the other in the input. Empty: all members need all of it.
@@ -50,10 +51,10 @@ class Agreement {
   virtual bool is_in_memory() const = 0;
 
   // --- its beginning ---
-  // Have all earlier users of this memory left it?
+  // In shared memory: have all earlier users of this memory left it? With copies: always true.
   virtual bool may_begin() = 0;
   // Called by the coordinator when may_begin() is true. The log begins after the coordinator's response list number `sequence`.
-  // `keys` are the keys that the coordinator counts already.
+  // `keys`: of the requests that the coordinator counts already; these keys are diverted from the beginning.
   virtual void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) = 0;
   // May the members make steps and read the log? In shared memory: since begin() was called. With copies: always.
   virtual bool exists() const = 0;
@@ -61,12 +62,14 @@ class Agreement {
   virtual std::uint64_t first_sequence() const = 0;
 
   // --- the log: this member's place in it ---
+  // Complete: all members have announced the unit. Diverted: members send this unit's requests to the coordinator. Closed: they
+  // do so with all units. List: the place of a response list in the order.
   enum class Kind : std::uint8_t { kComplete, kDiverted, kClosed, kList };
   struct LogEntry {
     std::uint64_t key = 0;  // the unit's key; of a response list its number
     Kind kind = Kind::kComplete;
-    // The index of the member that appended the entry; of a complete unit, of the last member to ask. (With copies: of the one
-    // whose announcement came last here.)
+    // A member's index. Of a complete unit: the last member to announce it (with copies: the member whose announcement arrived
+    // last at this copy). Otherwise: the member that appended the entry.
     std::uint8_t by = 0;
     std::uint16_t contributors = 0;  // of a complete unit: members with a value
     std::uint16_t prepared = 0;      // of a complete unit: 1 if all members have prepared it
@@ -90,22 +93,23 @@ class Agreement {
     std::uint64_t content = 0;  // hash of everything that members must agree on
     // This member has no value. False for a group: there `content` includes which operations are absent.
     bool absent = false;
-    // This member has prepared it; the agreement only reports whether all members have.
+    // This member has prepared the unit; the port only reports whether all members have.
     bool prepared = false;
     InlinePayload payload{};  // of a prepared unit
     bool by_message = false;  // output: the caller has to send it to the coordinator
   };
-  // kUnread or kRefused unless this member has read the whole log.
+  // If this member has not read the whole log, the result is kUnread or kRefused.
   virtual Step try_announce(std::span<Unit> units) = 0;
-  // Called before this member leaves or joins; kUnread as above. Once it is done, no unit that this member has announced
-  // becomes complete any more.
+  // Called before this member leaves or joins. Needs, as try_announce does, that this member has read the whole log. After
+  // kDone or kAppended, no unit that this member has announced becomes complete any more.
   virtual Step try_close() = 0;
   // Called by a member that fails. In shared memory: as try_close, but the member need not have read the log, and tries for
-  // longer. With copies: does nothing, because the failure itself tells the others.
+  // longer. With copies: does nothing, because the others learn of the failure from the member's Failure message.
   virtual Step try_abandon() = 0;
   virtual bool is_open() const = 0;  // the answer may be out of date
 
-  // Called by the coordinator: puts its next response list into the log, and removes these decided keys from the table.
+  // Called by the coordinator: appends the entry for its next response list, which has this number, to the log, and removes the
+  // decided keys from the table.
   virtual Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) = 0;
   // What the coordinator has to change at the port.
   struct Upkeep {
@@ -124,16 +128,17 @@ class Agreement {
   virtual void stop_reading() {}
 
   // --- only for copies ---
-  // What this member needs of each member's input (by the member's index) of the prepared unit that pop() has just taken. Empty
-  // if the members share memory.
+  // For the prepared unit that pop() has just taken: what this member needs of each member's input, by the member's index.
+  // Empty if the members share memory.
   virtual std::vector<std::vector<std::byte>> take_payloads() { return {}; }
   // Another member's steps have arrived.
   virtual void hear(int member, LedgerSteps steps) = 0;
-  // Tells the other members that this member has nothing to add, if they can go on only then. Returns true if it did so.
+  // Tells the other members that this member has nothing to add, or what it has read, if one of them may wait for that. Returns
+  // true if it has told them.
   virtual bool acknowledge() { return false; }
-  // That member makes no more steps. All its steps have arrived.
+  // Another member (by its index) makes no more steps, and all its steps have arrived.
   virtual void left(int /*member*/) {}
-  // This member makes no more steps. Of the others' steps it still follows the coordinator's lists.
+  // This member makes no more steps. Of the other members' steps it still needs the coordinator's lists.
   virtual void leave() {}
   // Adds the state of this member's copy to a digest (Negotiation::digest).
   virtual void add_to(base::Hasher& /*hasher*/) const {}

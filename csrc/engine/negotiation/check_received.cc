@@ -6,13 +6,13 @@
 //                                                                                          │
 //    member:                           check_fits ◄── check_received(Response) ◄── decoder ◄┘
 //
-// check_received asks whether any correct rank could have sent this, and needs only the set. A request by slot was checked when
-// it came in full. check_fits compares with this rank's own entry. It is called for each decision without an error, also for
-// one that came as a slot, because a wrong slot would stand for another tensor.
+// check_received asks whether any correct rank could have sent this request or response, and needs only the set. A request by
+// slot was checked when it came in full. check_fits compares the response with this rank's own entry. It is called for each
+// decision without an error, also for one that came as a slot, because a wrong slot would stand for another tensor.
 //
 // If the content hashes are equal, check_fits compares no more fields. Otherwise with_differences() makes the request that this
 // rank may expect: its own, with the fields in which ranks may differ taken from the agreed one. Then == compares all fields.
-// So a new field of Request, which is in seal() as well, must be equal on all ranks until with_differences() names it.
+// So a field that someone adds to Request (and to seal()) must be equal on all ranks, unless with_differences() copies it.
 //
 // No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
 #include "engine/negotiation/check_received.h"
@@ -43,7 +43,7 @@ bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
   return true;
 }
 
-// rows_of() relies on the number of row counts.
+// Are there as many row counts as rows_of() relies on, and do the rows fit in one tensor?
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
@@ -55,7 +55,7 @@ void check_sizes(const Response& response, std::size_t ranks) {
           "the members' rows are too many for a tensor");
 }
 
-// The rows that the member of this index gives: one number, or in an alltoall one for each member.
+// The row counts of the member with this index: one number, or in an alltoall one number for each receiver.
 std::span<const std::int64_t> rows_of(const Response& response, int index, std::size_t ranks) {
   const std::size_t each = response.request->kind == OpKind::kAlltoall ? ranks : 1;
   return std::span(response.sizes).subspan(static_cast<std::size_t>(index) * each, each);
@@ -80,7 +80,7 @@ Request with_differences(const Request& mine, const Request& agreed) {
     expected.device = agreed.device;
     expected.layout = agreed.layout;
   }
-  // In all other kinds `root` stands for no rank and no set.
+  // Only a broadcast has a rank in `root`, and only a removal a set. In all other kinds `root` is a flag or unused.
   if (mine.kind != OpKind::kBroadcast && mine.kind != OpKind::kRemoveProcessSet) {
     expected.root = agreed.root;
   }
@@ -94,8 +94,8 @@ Request with_differences(const Request& mine, const Request& agreed) {
   return expected;
 }
 
-// This rank takes part without memory. So the decision must need none of this rank: no place in an arena, no rows, no tensor of
-// the root. Joins and changes of sets need nothing of a rank that has not asked.
+// This rank takes part without memory. So the decision must need no memory of this rank: no place in an arena, no rows, no
+// tensor of a broadcast's root. Joins and changes of sets need nothing of a rank that has not asked.
 void check_without_mine(const Response& response, bool joined, const std::vector<int>& members,
                         int index) {
   const Request& agreed = *response.request;
@@ -114,7 +114,8 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 }  // namespace
 
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
-  // Rows without bytes fit in any number. Their number is limited, so that sums of row counts do not overflow.
+  // A tensor could hold any number of rows without bytes. Their number is limited only so that sums of row counts do not
+  // overflow.
   const std::int64_t row_bytes =
       request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
   return sum_is_at_most(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);
@@ -133,8 +134,9 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
           "a change of process sets belongs to process set 0");
   require(kind != OpKind::kRemoveProcessSet || request.root > 0, request,
           "only a process set with an id above 0 can be removed");
-  // The sender has made the same checks for its caller. So here a fault is the sender's, and the error becomes Error(Internal).
-  // Only changes of sets use the size of the job; they belong to set 0, so the job has as many ranks as `members`.
+  // The sender has made the same checks for its caller. So a fault that is found here is a bug of the sender, and the error
+  // becomes Error(Internal). The last argument of check_content is the number of ranks in the job. Only changes of sets use it;
+  // they belong to set 0, whose members are all ranks of the job.
   try {
     check_content(request, members, static_cast<int>(members.size()));
   } catch (const Error& error) {
@@ -161,7 +163,8 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
   const Request& asked = *mine->request;
   require(agreed.arena == 0 || (mine->arena != nullptr && asked.arena == agreed.arena), asked,
           "was decided for an arena in which this rank's tensor does not lie");
-  // The row counts say how much this rank sends. They must be its own, although the agreed shape may have other rows.
+  // This rank sends as many rows as the response says. They must be the rows of its own request, although the agreed shape may
+  // have other rows.
   if (rows_may_differ(agreed.kind) && agreed.kind == asked.kind) {
     const auto rows = rows_of(response, index, members.size());
     const auto own = agreed.kind == OpKind::kAlltoall ? std::span<const std::int64_t>(asked.splits)

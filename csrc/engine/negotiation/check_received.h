@@ -1,5 +1,5 @@
-// Checks what other ranks send before this rank uses it: against what a correct rank can send, and against what this rank asked
-// for. The decoder (messages.cc) has refused unknown codes and impossible shapes before.
+// Checks what other ranks send, before this rank uses it: could a correct rank have sent it, and does it fit what this rank
+// asked for? The decoder (messages.cc) has already refused unknown codes and impossible shapes.
 // Thread: pure functions, any. Owns: nothing. Blocks: no. Throws: Error(Internal), which names the operation and the fault.
 //
 // The checks keep a bug or a damaged message from writing outside a tensor's memory. They are no defence against a malicious
@@ -24,8 +24,8 @@ void check_received(const Response& response, SetId set, const std::vector<int>&
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes);
 
 // Checks an agreed response that has no error (Response::error), before this rank carries it out. mine: the entry with which
-// this rank asked for that name. It is null if this rank did not ask; for a barrier or an operation that moves data, this rank
-// must then have joined or left. index: of this rank among the members.
+// this rank asked for that name; null if it did not ask. joined: has this rank joined or left? A barrier, or an operation that
+// moves data, fits a rank that did not ask only if the rank has joined or left. index: of this rank among the members.
 void check_fits(const Response& response, const Entry* mine, bool joined,
                 const std::vector<int>& members, int index);
 

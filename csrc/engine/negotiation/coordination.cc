@@ -3,7 +3,7 @@
 //
 // The way of a request that comes in a message, in a set whose port has begun:
 //
-//    hear             the Coordinator counts the request, and its keys go into upkeep_.divert
+//    hear             the Coordinator counts the request, and the request's keys go into upkeep_.divert
 //    keep_port        diverts these keys at the port. So members that ask for the same operation there send messages, too
 //    send_decisions   when the Coordinator has decided: the list gets its place in the port's log, the decided keys leave the
 //                     port's table, and all members get the list
@@ -12,9 +12,9 @@
 // closed, and stays closed, while there are such members (Coordinator::needs_messages).
 //
 // A verdict says that operations can never complete. Members may have announced some of them only at the port, and
-// fail_counted() fails only operations that the Coordinator counts:
+// fail_counted() fails only operations that the Coordinator counts. So a verdict is carried out in these steps:
 //
-//    1  hear                 the Coordinator dooms the operations, so that it settles none of them meanwhile
+//    1  hear                 the Coordinator dooms the operations, so that it settles none of them before step 4
 //    2  keep_port            closes the port, if it is open
 //    3  all members          read the closing. Each sends an Announcement that says so, with what it had announced at the port
 //    4  carry_out_verdicts   when each member that has not left has sent this Announcement: fails those of the operations that
@@ -22,7 +22,7 @@
 //    5  keep_port            opens the port again, unless there is another reason to keep it closed
 //
 // While attentive_ is false, the Coordinator only waits for other ranks, and a pass calls neither keep_port nor send_decided.
-// An Announcement, LedgerSteps, a Verdict, a closing or a departure sets attentive_ (attend).
+// An Announcement, LedgerSteps, a Verdict, a closing, or a member that leaves sets attentive_ (attend).
 
 #include <algorithm>
 #include <utility>
@@ -53,7 +53,8 @@ void SetNegotiation::hear(int source, Announcement message) {
   const int member = set_.index_of(source);
   HVD_CHECK(member >= 0);
   const auto count = [&](const RequestPtr& accepted) {
-    // A void announcement diverts nothing: the coordinator does not count it, so perhaps no decision would remove its key.
+    // A void announcement diverts nothing: the coordinator does not count it, so perhaps no decision would ever remove the
+    // diverted key.
     if (accepted && port_) LocalUnits::add_keys(*accepted, upkeep_.divert);
   };
   for (const std::uint32_t slot : message.slots) {
@@ -75,8 +76,8 @@ bool SetNegotiation::send_decided() {
   return sent;
 }
 
-// Does the coordinator only wait for other ranks? No, while the port is closed: each pass looks whether the port can open
-// (keep_port). A port that has not begun counts as closed.
+// Does the coordinator only wait for other ranks? While the port is closed, the answer is no, because each pass looks whether
+// the port can open (keep_port). A port that has not begun counts as closed.
 bool SetNegotiation::has_nothing_left() const {
   if (coordinator_->has_decisions() || !verdicts_.empty()) return false;
   return !port_ ||
@@ -93,7 +94,7 @@ bool SetNegotiation::send_decisions() {
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
-    // No decision is lost: collect() comes only when the port has taken the list.
+    // No decision is lost, because collect() is called only when the port has taken the list.
     if (step == Step::kRefused) {
       try_again_ = true;
       return false;
@@ -115,8 +116,9 @@ bool SetNegotiation::send_decisions() {
   return true;
 }
 
-// Only for a port in shared memory; copies exist from the beginning. While earlier users of the memory have not left it,
-// everything goes by message. After that, units wait until the coordinator's rank has begun the log.
+// Only for a port in shared memory, because copies exist from the beginning. While earlier users of the memory have not left
+// it, everything goes by message. When all have left, the coordinator's rank begins the log; until then the units of other
+// ranks wait.
 bool SetNegotiation::begin() {
   if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (!coordinator_) {
@@ -129,8 +131,8 @@ bool SetNegotiation::begin() {
 }
 
 // Diverts keys that the coordinator counts, closes the port when it must be closed, and opens it again. Returns true if the
-// port has taken the step. In memory, such a step changes only a part, or nothing, if the log has too little room. Then upkeep_
-// keeps the rest for a later pass.
+// port has taken the step. In shared memory, if the log has too little room, the step makes only some of the changes, or none.
+// Then upkeep_ keeps the others for a later pass.
 bool SetNegotiation::keep_port() {
   const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
   upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
@@ -146,10 +148,10 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// With a port that has begun, these are the first steps at the head of this file. Otherwise nothing can become complete at a
-// port meanwhile, so the operations fail at once. Without any port the members announce all operations here, so an operation
-// that the coordinator does not count was decided before the verdict arrived. Before a port begins, members may have operations
-// that they have not announced, and these fail, too.
+// If the port has begun, this is step 1 of a verdict (at the head of this file), and asks for step 2. Otherwise no unit can
+// become complete at a port, so the operations fail at once. In a set without a port, the members announce all operations here:
+// an operation that the coordinator does not count was decided before the verdict arrived. Before a port begins, members may
+// have operations that they have not announced, and these fail, too.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();

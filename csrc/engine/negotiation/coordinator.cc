@@ -1,8 +1,8 @@
-// What lies in which table, and when it leaves:
+// What lies in which table, and when an element leaves the table:
 //
 //    tallies_         by name: who has announced it         when it is settled, or fails
 //    groups_          by label: settled operations that     when all operations of the group are settled, or when fail()
-//                     wait for the rest of their group      fails one that open() returns
+//                     wait for the rest of their group      fails an operation of the group that open() returns
 //    decided_         decisions, in the order of execution  in collect()
 //    settled_names_   the names of settled operations in    in collect()
 //                     groups_ and decided_
@@ -126,8 +126,8 @@ void Coordinator::add(int member, RequestPtr request) {
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   // A correct member announces an operation again only if its first announcement was void. Void ones are not counted.
   HVD_CHECK(place == nullptr);
-  // A request that equals the one of the lowest member that has asked is replaced by that one. Then equal requests are
-  // usually one object, and settle() and validate() need not compare their fields.
+  // If the request equals that of the lowest member that has asked, the tally gets that member's object instead. Then equal
+  // requests are usually one object, and settle() and validate() need not compare their fields.
   if (tally.count > 0) {
     const RequestPtr& first = first_given(tally.requests);
     if (first != request && *first == *request) request = first;
@@ -136,9 +136,9 @@ void Coordinator::add(int member, RequestPtr request) {
   ++tally.count;
 }
 
-// Settles the operation if no member is missing: each has asked, has joined, or need not ask. The last is possible only for a
-// new set. After a member has left, an operation is settled at its first announcement, with an error. A doomed operation is
-// not settled: it waits for its failure.
+// Settles the operation if no member is missing: each has asked, has joined, or need not ask. Only at the addition of a set can
+// there be members that need not ask. After a member has left, an operation is settled at its first announcement, with an
+// error. A doomed operation is not settled: it waits for its failure.
 void Coordinator::settle_if_complete(const std::string& name) {
   if (doomed_.contains(name)) return;
   const auto found = tallies_.find(name);
@@ -159,8 +159,8 @@ void Coordinator::settle_if_complete(const std::string& name) {
 Coordinator::Settled Coordinator::settle(RequestTally tally) {
   const int size = static_cast<int>(members_.size());
   const auto known = slot_by_name_.find(first_given(tally.requests)->name);
-  // The usual case: all members have announced the slot. Then these are the same objects, and no field has to be compared. The
-  // slot has a request of every member. So if the requests are the same, no member is missing.
+  // The usual case: all members have announced the slot. Then the tally and the slot have the same request objects, and no
+  // field has to be compared. The slot has a request of every member. So if the objects are the same, no member is missing.
   if (left_.ok() && known != slot_by_name_.end() &&
       slots_[known->second].requests == tally.requests) {
     return {slots_[known->second].response, {}, true};
@@ -170,7 +170,7 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
     response.error = refuse_without_joined(tally.requests, members_);
   }
   response.divisor = divisor_of(tally);
-  // Replaces any other error, because that one may be wrong: validate() treats each member that has not asked as joined.
+  // Replaces another error, which may be wrong because validate() treats each member that has not asked as joined.
   if (!left_.ok()) {
     response.error = of_operation(*response.request, left_);
   }
@@ -238,15 +238,15 @@ void Coordinator::decide_failure(RequestPtr request, Status why) {
   decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
 }
 
-// A join has no tally. joined_ says who waits in a join, and the join is decided when all members do. After a member has left
-// this cannot happen any more, so the join fails at once.
+// A join has no tally. joined_ says which members wait in the join, and the join is decided when all of them wait. After a
+// member has left, they never all wait, so the join fails at once.
 void Coordinator::join(int member, const RequestPtr& request) {
   const auto index = static_cast<std::size_t>(member);
   HVD_CHECK(!joined_[index]);
   joined_[index] = true;
   uncounted_[index] = request->root != 0;
   ++joined_count_;
-  // Operations that lacked only this member are settled now. Sorted, so that their order does not depend on the hash table.
+  // Operations that lacked only this member are settled now, in the order of their names and not in that of the hash table.
   std::vector<std::string> names;
   names.reserve(tallies_.size());
   for (const auto& [name, tally] : tallies_) names.push_back(name);
@@ -309,7 +309,7 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     fail_one(request);
   }
   for (const std::string& group : lost_groups) groups_.erase(group);
-  // The names that are left fail, too: a member may have such an operation and not have announced it here, for example because
+  // The other names fail, too, because a member may have such an operation and not have announced it here, for example because
   // the operation waits until the port begins.
   for (const std::string& name : failing) {
     if (name == kJoinName && joined_count_ > 0) {
@@ -321,8 +321,8 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   }
 }
 
-// An operation that is not counted is decided already, or no member has announced it here. Without the filter, fail()
-// would decide a failure for its name, too, and this failure could end the next operation of the name.
+// An operation that is not counted is decided already, or no member has announced it here. Therefore its name is removed:
+// fail() would decide a failure for that name, too, and this failure could end the next operation of the name.
 void Coordinator::fail_counted(std::vector<std::string> names, const Status& why) {
   std::set<std::string> counted;
   for (const RequestPtr& request : open()) counted.insert(request->name);
@@ -333,7 +333,7 @@ void Coordinator::fail_counted(std::vector<std::string> names, const Status& why
 }
 
 // Slots are assigned here and not when an operation is settled, because an operation of a group may be settled before others
-// that come before it in the list. Each member changes its own cache in the order of the lists, so the coordinator does, too.
+// that precede it in the list. Members change their caches in the order of the lists, so the coordinator does, too.
 std::vector<Decision> Coordinator::collect() {
   std::vector<Decision> decisions;
   if (decided_.empty()) return decisions;
@@ -370,8 +370,9 @@ void Coordinator::remember(Settled& settled) {
 }
 
 // Chooses the name's own slot, a new one, or the least recently used one whose name is not under negotiation (counted, or
-// settled and not collected). If such a name lost its slot, each member that has announced the name by the slot would announce
-// it again. The coordinator would treat that as an error (add) or as the next operation. Returns nothing if it finds no slot.
+// settled and not collected). If a name under negotiation lost its slot, members that had announced the name by the slot would
+// announce it again, and the coordinator would treat that as an error (add) or as the next operation. Returns nothing if no
+// slot is found.
 std::optional<std::uint32_t> Coordinator::slot_for(const std::string& name) {
   const auto own = slot_by_name_.find(name);
   if (own != slot_by_name_.end()) return own->second;

@@ -1,11 +1,11 @@
 // The coordinator, on the first rank of a process set: counts which members asked for what, and decides the order of the
-// operations. A pure machine.
+// operations. A pure state machine.
 // Thread: the holder of the progress token. Owns: the tallies and the coordinator's side of the response cache. Blocks: no.
 // Throws: Error(Internal) on announcements that no correct member sends.
 //
-// The life of a name: some members announce it (RequestTally) -> all members that must ask and have not joined have announced
-// it: it is settled -> if it belongs to a group, it waits until the whole group is settled or one of the group has failed -> it
-// is decided -> collect() puts it into the next response list.
+// The life of a name: some members announce it (RequestTally) -> it is settled when all members that must ask and have not
+// joined have announced it -> if it belongs to a group, it waits until the whole group is settled or an operation of the group
+// has failed -> it is decided -> collect() puts it into the next response list.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,13 @@ class Coordinator {
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
-  // A member asks for an operation, in full or by a slot of the response cache. When it announced that, it had processed the
-  // response lists up to number `seen`. Returns the request; null if the announcement is void, because a later list fails the
-  // operation or has refilled the slot.
+  // A member asks for an operation, in full or by a slot of the response cache. When the member announced the operation, it had
+  // processed the response lists up to number `seen`. Returns the request; null if the announcement is void, because a later
+  // list fails the operation or has refilled the slot.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
-  // A member has left. All operations of the set that collect() has not returned fail with this text, now and later. Those that
-  // have failed already keep their own text.
+  // A member has left. All operations of the set that collect() has not returned fail with this text, and so do all that are
+  // announced later. Operations that have failed already keep their own text.
   void leave(const base::Status& why);
   // Fails these operations on every member, for example after a verdict of deadlock detection. If one of them belongs to a
   // group, all operations of the group that the coordinator counts fail as well.
@@ -43,7 +43,7 @@ class Coordinator {
 
   // fail_counted() will follow for these operations. Until then the coordinator settles none of them. Otherwise the last member
   // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
-  // Only a join, and an operation that is settled already and waits for its group, can still be decided.
+  // Of these operations only a join, or one that is settled already and waits for its group, can still be decided.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
   // Fails those of the operations that the coordinator still counts; none of them is doomed any more.
   void fail_counted(std::vector<std::string> names, const base::Status& why);
@@ -61,7 +61,7 @@ class Coordinator {
   }
   // All decisions since the last call, in the order of execution. They become response list number sequence().
   std::vector<Decision> collect();
-  // The member whose request was the last to complete a decision since the previous call; -1: none did.
+  // The member whose request completed the latest decision since the previous call; -1: no request completed one.
   int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
   void add_to(base::Hasher& hasher) const;
@@ -74,8 +74,11 @@ class Coordinator {
   struct Settled {
     ResponsePtr response;
     std::vector<RequestPtr> requests;  // by member; empty: do not cache it
+    // As Decision::hit.
     bool hit = false;
   };
+  // ready: settled operations of the group that are not decided. settled: how many of the group's operations are settled, with
+  // or without an error.
   struct PendingGroup {
     std::vector<Settled> ready;
     int settled = 0;
@@ -114,7 +117,8 @@ class Coordinator {
   std::vector<Settled> decided_;
   // Names that are settled but not collected. Their slots must not be given to other names.
   std::unordered_set<std::string> settled_names_;
-  // Of each name that fail() has failed: the number of the response list that tells the members. Older announcements are void.
+  // Of each name that fail() has failed: the number of the response list that tells the members so. Announcements with a
+  // smaller `seen` are void.
   std::unordered_map<std::string, std::uint64_t> failed_at_;
   std::set<std::string> doomed_;
   std::vector<bool> joined_;

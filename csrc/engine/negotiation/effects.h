@@ -1,4 +1,4 @@
-// What Negotiation wants its rank to do, and what it asks its rank. The implementation carries out each call before it returns,
+// What Negotiation tells its rank to do, and what it asks the rank. The implementation carries out each call before it returns,
 // so that actions happen in the order of decisions. Only execute() and execute_prepared() may leave the operation in flight.
 // Thread: the holder of the progress token. Owns: nothing. Blocks, Throws: as the implementation says.
 #pragma once
@@ -31,17 +31,17 @@ class Effects {
 
   // --- operations ---
   // All members execute this FusedOp at this place in the order. entries[i] is this rank's part in fused.parts[i]; an entry
-  // without a request means that this rank has joined.
+  // without a request means that this rank has joined or left, and has no value.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
-  // Called just before a unit that is one FusedOp is announced at the set's port. If the members share memory, nothing else
-  // that this rank has announced there waits for agreement. Prepares the operation, to save time after the agreement, and
-  // returns this rank's input as far as other members need it; or nothing, if the operation cannot be prepared. If the port
-  // refuses the announcement, prepare() is called again for the next attempt, or the unit is then announced as not prepared.
-  // When the operation is agreed at the port, execute_prepared() follows if all members have prepared it, and otherwise
-  // execute().
+  // Prepares an operation (a unit that is one FusedOp), to save time after the agreement. Called just before the unit is
+  // announced at the set's port; if the members share memory, only while nothing else that this rank has announced there waits
+  // for agreement. Returns this rank's input, as far as other members need it; or nothing, if the operation cannot be prepared.
+  // If the port refuses the announcement, prepare() is called again for the next attempt, or the unit is then announced as not
+  // prepared. When the operation is agreed at the port, execute_prepared() follows if all members have prepared it, and
+  // otherwise execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
-  // Takes the unit's entries, or ends them before it returns. payloads: by the member's index, this member's part of what
-  // prepare() returned on that member; empty if the members share memory, because prepare() has put the inputs there.
+  // Takes the unit's entries, or ends them before it returns. payloads[i]: this rank's part of what prepare() returned on
+  // member i. `payloads` is empty if the members share memory, because prepare() has put the inputs into that memory.
   virtual void execute_prepared(SetId set, std::vector<Entry>& unit,
                                 std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
@@ -50,8 +50,8 @@ class Effects {
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
-  // A set was added; it gets these regions of the window. Returns the port in the memory that all its members share; null if
-  // there is none, or if this rank is no member.
+  // A set was added; it gets these regions of the window. Returns the set's port if all members share memory for it; null if
+  // they share none, or if this rank is no member.
   virtual std::unique_ptr<Agreement> add_set(const ProcessSet& set,
                                              const Regions::Grant& regions) = 0;
   virtual void remove_set(SetId set) = 0;
@@ -62,7 +62,7 @@ class Effects {
   // --- for records and counters ---
   virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
   // The entries were announced at the set's port. Neither the flight recorder nor the timeline records this, because that would
-  // cost time in every operation. Only a rank that fails records it, for its log.
+  // cost time in every operation. Only a rank that fails records it afterwards, so that its error log shows it.
   virtual void announced_at_port(std::span<const Entry> entries) = 0;
   // Called just before announcements at a port. Work that takes time belongs here and not in announced_at_port(): after the
   // announcements members may wait for this rank's part in the operations.

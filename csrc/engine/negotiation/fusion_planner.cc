@@ -1,13 +1,13 @@
 // First fit, in the order of the list: the first operation that is in no FusedOp begins one. Then each later operation joins
-// this FusedOp if both are fusible() and compatible(), and if the sum of their bytes stays within the threshold. For a
-// threshold of 10 bytes:
+// this FusedOp if it and the first operation are fusible() and compatible(), and if the bytes of the FusedOp stay within the
+// threshold. An example with a threshold of 10 bytes (the numbers in the list are bytes, too):
 //
 //    list:   a 4    b 4 (other dtype)    c 4    d 9    e 2
 //    plan:   {a, c, e}    {b}    {d}                           after a and c, d would make 17 bytes; e makes 10
 //
-// FusedOps are in the order of their first operations, and so are the operations in each of them. The plan depends on nothing
-// but the arguments: no time, no address, no order of a hash table. Members have equal lists (set_negotiation.cc, set_port.cc),
-// so all make the same plan and exchange nothing for it.
+// FusedOps are in the order of their first operations, and the operations in each FusedOp are in the order of the list. The
+// plan depends on nothing but the arguments: no time, no address, no order of a hash table. Members have equal lists
+// (set_negotiation.cc, set_port.cc), so all make the same plan and exchange nothing for it.
 //
 // It is enough to compare each operation with the first one of its FusedOp, because compatible() asks for equal values.
 #include "engine/negotiation/fusion_planner.h"
@@ -27,7 +27,7 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   return agreed.contributors == ranks;
 }
 
-// May these two share a buffer? One collective runs over the whole buffer, so all its arguments must be equal. Operations
+// May these two share a buffer? One collective runs over the whole buffer, so both must give it equal arguments. Operations
 // without a group have the group hash 0.
 bool compatible(const AgreedOperation& one, const AgreedOperation& other) {
   const Request& a = *one.request;
@@ -52,7 +52,7 @@ std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const AgreedOperat
     for (std::uint32_t j = i + 1; fusible(agreed[i], ranks) && j < agreed.size(); ++j) {
       const Request& candidate = *agreed[j].request;
       if (taken[j] || !fusible(agreed[j], ranks) || !compatible(agreed[i], agreed[j])) continue;
-      // A first operation above the threshold lets nothing join, not even an empty tensor.
+      // Nothing joins a first operation above the threshold, not even an empty tensor.
       if (bytes + candidate.bytes() > threshold) continue;
       bytes += candidate.bytes();
       taken[j] = true;

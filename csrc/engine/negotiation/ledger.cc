@@ -28,7 +28,7 @@
 // Members read the log without the lock. They see only whole entries, and none is overwritten too early:
 //   - unlock() stores `tail` (release) after the entries are written; a reader loads it (acquire) and stops there.
 //   - A reader copies an entry (front), and then stores its position (pop, release). The holder loads all positions (acquire)
-//     before it appends (has_room). Entry 16384 takes the place of entry 0. So first all members must have read entry 0.
+//     before it appends (has_room). Entry 16384 takes the place of entry 0, but only when all members have read entry 0.
 //
 // Before a change a step checks whether the log has room, because half a change could not be taken back. An announcement of n
 // units needs at most n entries, any other change at most one. Without room the change is not made, and the caller tries again
@@ -64,8 +64,8 @@ constexpr int kTriesBeforeYield = 64;
 
 }  // namespace
 
-// `tail` is not in the cache line of `locked`: members load it in every pass, and each try to lock may take the line away. For
-// the same reason each position, which its member stores after each entry, has a line of its own.
+// `tail` is not in the cache line of `locked`, because members load `tail` in every pass, and each try to lock takes the line
+// of `locked` away from them. Each position has a line of its own, too, because its member stores it after each entry.
 struct Ledger::Header {
   // Of the last ledger that began in this memory.
   alignas(base::kCacheLine) std::atomic<std::uint32_t> serial;
@@ -193,7 +193,7 @@ bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
   const int members = std::popcount(everyone_);
-  // How many entries every member has read. A member that has called stop_reading() does not count.
+  // How many entries all members have read. A member that has called stop_reading() does not count.
   std::uint64_t slowest = tail_;
   for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
@@ -209,14 +209,14 @@ bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bo
   const std::uint64_t me = std::uint64_t{1} << index_;
   Cell* cell = find(key);
   if (cell->key == 0) {
-    // The coordinator needs the other half of the cells for the keys that it counts (fits).
+    // Only half of the cells are for announcements, because the coordinator needs cells for the keys that it counts (fits).
     if (header_->used >= capacity_.cells / 2) return false;
     ++header_->used;
     *cell = {key, content, 0, 0, 0, 0};
   } else if (cell->diverted != 0) {
     return false;
   } else if (cell->content != content) {
-    // The coordinator compares the requests: it allows the difference (rows of an allgather, for example), or fails them.
+    // The coordinator compares the requests: it allows a difference (of an allgather's rows, for one), or fails the operation.
     cell->diverted = 1;
     append({.key = key, .kind = Kind::kDiverted});
     return false;

@@ -1,13 +1,14 @@
-// Negotiation without messages: if all members of a process set (at most kMaxMembers) are on one host and share a region of its
-// window, they agree there on what they all asked for and on its order.
+// Negotiation without messages: if all members of a process set (at most kMaxMembers) are on one host and share a region of the
+// host's window, they agree in that region on the operations that all asked for, and on the order of these operations.
 //
 // The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
-// and content (a hash of everything that must agree). The first announcement makes a cell in the table, the others add their
-// bit to it; the last one takes the cell out and appends "complete" to the log. Each member reads the log when it can, and
-// executes its entries in order. So an agreement costs each member one short critical section, and only members that ask need
-// to be awake.
+// and content (a hash of everything that must agree). The first announcement makes a cell in the table. Each announcement sets
+// the bit of its member in the cell. The last one takes the cell out and appends "complete" to the log. Each member reads the
+// log when it can, and executes the entries in order. So an agreement costs each member one short critical section, and only
+// members that ask need to be awake.
 //
-// All other operations go to the coordinator in messages. The ledger keeps these two ways of agreement apart:
+// Operations on which the members do not agree in this way go to the coordinator in messages. The ledger keeps these two ways
+// of agreement apart:
 //
 //   announce ----> waits ----(last bit)----> complete       execute it
 //                    |
@@ -32,16 +33,16 @@
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
 //     after that. A member that fails tries to close the ledger, too, for some milliseconds. It need not read the log, because
 //     it executes nothing more.
-// A member cannot withdraw a unit in any other way: it executes what the log says. tests/unit/test_ledger.py walks through
-// every interleaving of small cases.
+// There is no other way to take back an announced unit: the members execute what the log says. tests/unit/test_ledger.py walks
+// through every interleaving of small cases.
 //
 // A member that dies, or fails, while it holds the lock stops the other members' steps, but not the members: they try again
-// later, and meanwhile learn of the death or failure. What it had appended since it took the lock is never visible.
+// later, and meanwhile learn of the death or failure. What the holder had appended since it took the lock is never visible.
 //
 // As an Agreement, the ledger makes each step in one critical section.
 //
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: its place in the log; it also keeps the channel
-// alive, and with it this rank's use of the region (SharedChannel). Blocks: never; try_abandon may take some milliseconds.
+// alive, and so this rank's use of the region (SharedChannel). Blocks: never; try_abandon may take some milliseconds.
 // Throws: Error(Internal) if what it reads in the shared memory is impossible.
 #pragma once
 
@@ -66,9 +67,9 @@ class Ledger final : public Agreement {
   };
   static std::size_t bytes(Capacity capacity);
 
-  // memory: bytes(capacity) bytes at the beginning of a cache line, shared by all members, and zero before the first ledger in
-  // it: the part for a ledger of the channel's region. serial: greater than 0 and than the serial of any earlier ledger in this
-  // memory. channel: may be null if nobody calls may_begin().
+  // memory: that part of the channel's region which is for a ledger. It has bytes(capacity) bytes, begins with a cache line, is
+  // shared by all members, and is zero before the first ledger in it. serial: greater than 0 and than the serial of any earlier
+  // ledger in this memory. channel: may be null if nobody calls may_begin().
   Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial,
          std::shared_ptr<collectives::SharedChannel> channel);
 
@@ -105,9 +106,9 @@ class Ledger final : public Agreement {
   // message.
   bool announce(std::uint64_t key, std::uint64_t content, bool absent, bool prepared);
 
-  // For the coordinator; close() also for a member that leaves, joins or fails. reopen() needs no room in the log, and each of
-  // the others needs room for one entry, for any number of keys. divert() closes the ledger, and reopen() leaves it closed, if
-  // the table would have too many cells in use.
+  // For the coordinator; close() also for a member that leaves, joins or fails. divert(), append_list() and close() need room
+  // for one entry in the log, whatever the number of keys; reopen() needs none. If the table would have too many cells in use,
+  // divert() closes the ledger, and reopen() leaves it closed.
   void divert(std::uint64_t key);
   void append_list(std::uint64_t number, std::span<const std::uint64_t> decided);
   void close();
@@ -119,8 +120,8 @@ class Ledger final : public Agreement {
   struct Header;
   struct Cell;
   static constexpr int kTries = 200;
-  // A member that fails tries for some milliseconds to get the lock: long enough for a holder of the lock that lost its
-  // processor to continue.
+  // A member that fails tries for some milliseconds to get the lock: in that time a holder that has lost its processor can
+  // continue and release the lock.
   static constexpr int kTriesToAbandon = 20 * kTries;
 
   // Calls `change` with the lock held. `change` returns false if the log has no room.
@@ -142,6 +143,7 @@ class Ledger final : public Agreement {
   int index_;
   std::uint64_t everyone_;  // a bit for each member
   std::uint32_t serial_;
+  // Numbers of log entries: those that this member has read, all, and all when this member took the lock.
   std::uint64_t read_ = 0;
   std::uint64_t tail_ = 0;  // valid while this member holds the lock
   std::uint64_t tail_at_lock_ = 0;

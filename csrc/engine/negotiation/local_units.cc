@@ -29,8 +29,8 @@ namespace {
 // Larger allgathers and alltoalls go by message: the coordinator checks that one tensor can hold the rows of all members.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
-// The most names in uneven_. When uneven_ has so many, all of them are removed before a name is added. If the rows of a removed
-// name still differ, its next announcement is diverted, and the name is added again.
+// The most names in uneven_. When uneven_ has this number of names, all are removed before a name is added. If the rows of a
+// removed name still differ, its next announcement is diverted, and the name is added again.
 constexpr std::size_t kMostUneven = 1024;
 
 // May the members agree on this operation by equal requests alone? Not on a join, which decides for which members the other
@@ -51,7 +51,8 @@ std::uint64_t lasting_name(const Request& request) {
 }
 
 // Members that have different groups under one label must get different hashes. The content hash of a request leaves out the
-// name and `absent`, so these are added. (The port gets `absent` of a single operation separately: there members may differ.)
+// name and `absent`, so these are added. (Of a single operation the port gets `absent` separately, because members may differ
+// in it.)
 std::uint64_t content_of(const std::vector<Entry>& group) {
   base::Hasher hasher;
   for (const Entry& entry : group) {
@@ -76,7 +77,8 @@ void append(std::vector<Entry>& to, std::vector<Entry>&& entries) {
 void LocalUnits::add_keys(const Request& request, std::vector<std::uint64_t>& keys) {
   keys.push_back(request.name_hash);
   if (!request.in_group()) return;
-  // The group's key is left out if it is already the key before the one just added. A key may be in the list more than once.
+  // Usually the operations of a group follow each other, and then the group's key need not be added for each. A key may still
+  // be in the list more than once, which does no harm.
   const std::uint64_t key = request.group_hash;
   if (keys.size() < 2 || keys[keys.size() - 2] != key) keys.push_back(key);
 }
@@ -175,9 +177,9 @@ std::vector<Entry> LocalUnits::give_up_group(std::uint64_t key) {
   return entries;
 }
 
-// The key is enough if this rank asked for what was decided. If the operation has failed, this rank may hold its entry under
-// another key, because this rank's request may be in another group or in none, and so may the decided one (Coordinator::fail).
-// Only then are the names of all entries compared.
+// The key is enough if this rank asked for what was decided. If the operation has failed, the decided request may have another
+// group than this rank's request (Coordinator::fail), and then this rank holds its entry under another key. Only for a failure
+// are the names of all entries compared, too.
 std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
   const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
   const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {

@@ -27,9 +27,9 @@ class LocalUnits {
   // Adds the keys that a request may have in the agreement: its own key, and its group's.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
-  // Takes an entry of this rank. When its unit is complete, the unit waits for announce(). Returns the entries that must go by
-  // message: this entry alone or its whole group, if one of these operations needs the coordinator; or this entry, if other
-  // entries of its group went by message.
+  // Takes an entry of this rank. When this rank has submitted the whole unit, the unit waits for announce(). Returns the
+  // entries that must go by message: this entry alone or its whole group, if one of these operations needs the coordinator; or
+  // this entry, if other entries of its group went by message.
   std::vector<Entry> admit(Entry entry);
   // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. If they did, the next
   // request of this name goes by message at once. All members get the same responses, so all remember the same names. Ignores
@@ -57,7 +57,8 @@ class LocalUnits {
   // How many units wait? How many of them belong to no group, so that they may be fused with others?
   std::size_t waiting() const { return waiting_.size(); }
   std::size_t waiting_singles() const;
-  // Calls prepare(unit) for each waiting unit. It returns the unit's payload, or nothing if the unit is not prepared.
+  // Calls prepare(unit) for each waiting unit. prepare(unit) returns the unit's payload, or nothing if the unit is not
+  // prepared.
   template <typename Prepare>
   void prepare(Prepare prepare);
 
@@ -65,8 +66,9 @@ class LocalUnits {
   std::vector<Entry> take(std::uint64_t key);
   // Takes all entries: announced, waiting, and of incomplete groups.
   std::vector<Entry> take_all();
-  // The coordinator has decided this request. Takes the entries of its unit, if they are here. Those that the coordinator has
-  // not decided must go by message. by_name: this rank's request may differ from the decided one in everything but the name.
+  // The coordinator has decided this request. Takes the entries of its unit, if they are here. Those entries of a group that
+  // the coordinator has not decided must go by message. by_name: this rank's request may differ from the decided one in
+  // everything but the name.
   std::vector<Entry> withdraw(const Request& decided, bool by_name);
 
   void add_to(base::Hasher& hasher) const;
@@ -77,7 +79,7 @@ class LocalUnits {
 
   std::vector<Entry> admit_to_group(Entry entry);
   void wait(const Agreement::Unit& unit, std::vector<Entry> entries);
-  // Takes the entries of an incomplete group. Its later entries go by message, too.
+  // Takes the entries of an incomplete group. The group's later entries go by message, too.
   std::vector<Entry> give_up_group(std::uint64_t key);
 
   std::unordered_map<std::uint64_t, std::vector<Entry>> groups_;  // not complete, by key
@@ -87,8 +89,8 @@ class LocalUnits {
   std::vector<Agreement::Unit> units_;
   std::vector<std::vector<Entry>> waiting_;
   std::unordered_map<std::uint64_t, std::vector<Entry>> announced_;  // by key
-  // Names of allgathers and alltoalls whose rows differed between ranks the last time. If such a request were announced, the
-  // agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
+  // Hashes of the names of allgathers and alltoalls whose rows differed between ranks the last time. If a request with such a
+  // name were announced, the agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
   std::unordered_set<std::uint64_t> uneven_;
 };
 

@@ -3,7 +3,7 @@
 //
 //    1  resume_removals    asks again for removals that were held back
 //    2  announce           each set announces its entries, and executes what is agreed at its port
-//    3  coordinate         the sets whose coordinator is here send what it has decided
+//    3  coordinate         the sets whose coordinator is on this rank send what it has decided
 //
 // In step 2 the announcements of this rank reach a coordinator on this rank at once (deliver). So an operation that lacked
 // only this rank can be decided and sent in the same pass.

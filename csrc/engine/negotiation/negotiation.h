@@ -1,11 +1,11 @@
-// One rank's part in the agreement on what all ranks do and in which order: for all its process sets, and for changes of them.
+// One rank's part in the agreement on what all ranks do and in which order: for all its process sets, and for changes of sets.
 // Thread: one at a time. Owns: the process sets, and this rank's entries until they are agreed. Blocks: only in the effects.
 // Throws: Error(Internal) if a rank sends, or writes into shared memory, something that no correct rank would; also whatever
 // the effects throw.
 //
-// A machine without transport and threads. Entries and messages go in; actions come out through Effects, in order. Members
-// agree through a port, an Agreement; in a set without a port, such as a large one, through the coordinator alone. The digest
-// tells states apart.
+// A state machine without transport and threads. Entries and messages go in; actions come out through Effects, in order.
+// Members agree through a port, an Agreement; in a set without a port, such as a large one, through the coordinator alone.
+// Tests tell states apart by digest().
 //
 // A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
 // members. A test that wants to return to a state makes new machines and repeats the steps that led to the state
@@ -52,7 +52,8 @@ class Negotiation {
   // --- what this rank asks ---
   // Takes the entry. An entry that the set refuses ends at once.
   void admit(Entry& entry);
-  // Announces entries, decides where this rank coordinates, and executes what is agreed. Returns true if anything happened.
+  // Announces entries, makes the decisions of the sets that this rank coordinates, and executes what is agreed. Returns true if
+  // anything happened.
   bool advance();
 
   // --- what others say ---
@@ -92,7 +93,9 @@ class Negotiation {
   void end_all(const base::Status& why);
 
   // --- questions ---
+  // Does this rank have entries that are not agreed?
   bool has_pending() const;
+  // As SetNegotiation::tries_again, for any set.
   bool tries_again() const;
   // Do all ranks of the job agree in shared memory?
   bool agrees_in_memory() const { return agrees_in_memory_; }
@@ -107,7 +110,7 @@ class Negotiation {
   }
   // Removals that this rank holds back until its operations on the set have ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
-  // Differs for states that may continue differently. Includes a port's state if this rank has its own copy. Leaves out the
+  // Differs for states that may continue differently. Includes the state of this rank's copies of ledgers. Leaves out the
   // members and the regions of the sets: whoever compares jobs with different changes of sets must add these.
   std::uint64_t digest() const;
 
@@ -129,7 +132,7 @@ class Negotiation {
 
   // --- for its sets ---
   bool has_left(int rank) const { return left_[static_cast<std::size_t>(rank)]; }
-  // Sends to a rank that has not left. A message to this rank itself is handled at once.
+  // Sends, unless that rank has left. A message to this rank itself is handled at once.
   void deliver(int rank, Announcement message);
   // Sends to all other members of the set that have not left.
   void tell_members(const ProcessSet& set, const Message& message);
@@ -164,6 +167,7 @@ class Negotiation {
   std::int32_t next_set_id_ = 0;
   std::deque<std::int32_t> free_set_ids_;
   std::vector<Entry> held_removals_;
+  // Messages about sets that this rank does not know yet.
   using EarlyMessage = std::variant<Announcement, ResponseList, LedgerSteps>;
   std::map<std::uint32_t, std::vector<std::pair<int, EarlyMessage>>> early_;  // by epoch
 };

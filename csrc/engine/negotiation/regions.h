@@ -18,9 +18,8 @@ class Regions {
     // The region is free for this set when ranks of this host have left it this many times since the window was made.
     std::uint64_t departures = 0;
   };
-  // If some host has several members: one region if all members are on that host, and two if members are on other hosts as
-  // well (collectives/comm.h says why). None if no host has several members, if too few regions are unused, or if members are
-  // on several hosts and some host has no window.
+  // One region if all members are on one host, and two if they are on several hosts (collectives/comm.h says why). None if no
+  // host has several members, if too few regions are unused, or if members are on several hosts and some host has no window.
   struct Grant {
     std::optional<Region> first;
     std::optional<Region> second;

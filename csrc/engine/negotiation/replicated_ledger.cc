@@ -21,7 +21,7 @@
 //
 //    table        has                                          an element leaves
 //    waiting_     messages whose steps are not made            when all members but its sender have passed its place
-//                                                              (has_passed), and all earlier messages have left
+//                                                              (has_passed), and no earlier message is there
 //    cells_       units that some members have announced,      when all have announced the unit, when a list decides the key,
 //                 and diverted keys                            or at a closing
 //    log_         entries that this member has not read        in pop
@@ -29,8 +29,9 @@
 //    excepted_    each key's last exception (a diversion or    when each member that has not left has sent a message after
 //                 a decision), by its number                   reading the exception, and the steps of this message are made
 //
-// An example of an acknowledgement. The last stamp of all three members is 4. Members 0 and 2 announce x (stamp 5). Member 1
-// announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others. When all these messages have arrived:
+// An example of an acknowledgement. So far the last stamp of each of the three members is 4. Members 0 and 2 announce x (stamp
+// 5). Member 1 announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others. When all these messages
+// have arrived:
 //
 //    place     step           which stamps a copy needs for it, or later ones      does it have them?
 //    (5, 0)    announce x     4 of member 1, 4 of member 2                         yes
@@ -97,7 +98,7 @@ void ReplicatedLedger::pop() {
     ++read_;
     changed_ = true;
   }
-  // The closing may be of any member. After it, no unit becomes complete that this member has announced until now: the closing
+  // The closing may be any member's. After it, no unit becomes complete that this member has announced until now: the closing
   // has emptied the table, and it makes void the announcements that still wait.
   if (entry.kind == Kind::kClosed) {
     closing_read_ = read_;
@@ -119,8 +120,8 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   LedgerSteps together;
   for (Unit& unit : units) {
     const auto cell = cells_.find(unit.key);
-    // Decided from the copy as it is now. If a step that still waits diverts the key or closes the ledger, this member takes
-    // the unit back when it reads that in the log.
+    // This is decided from the copy as it is now. If a step that still waits diverts the key or closes the ledger, this member
+    // takes the unit back when it reads that in the log.
     unit.by_message = !open_ || (cell != cells_.end() && cell->second.diverted);
     if (unit.by_message) continue;
     is_silent_ = false;
@@ -130,8 +131,8 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   auto following = static_cast<std::uint64_t>(std::ranges::count_if(units, travels));
   // The units without a payload go first: they need not wait until the payloads have been sent.
   if (!together.steps.empty()) send(std::move(together), {}, following);
-  // A message carries the payload of one unit. Between two of these messages the log may grow. This does no harm: if it gets an
-  // exception that concerns one of the next units, the announcement of that unit is void.
+  // A message carries the payload of one unit. Between two of these messages the log may grow. This does no harm: if the log
+  // gets an exception that concerns one of the next units, the announcement of that unit is void.
   for (const Unit& unit : units) {
     if (travels(unit)) send({.steps = {announcement_of(unit)}}, unit.payload, --following);
   }
@@ -141,7 +142,8 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
 Agreement::Step ReplicatedLedger::try_close() {
   if (has_news()) return Step::kUnread;
   // This member needs a closing after its last announcement. If the ledger is open, this member also needs one after its last
-  // list: members need not report that they have read a list in an open ledger (acknowledge), so it could wait for ever.
+  // list: members need not report that they have read a list in an open ledger (acknowledge), so this member could wait for
+  // ever.
   if (!is_silent_ || (open_ && own_list_ > closing_read_)) {
     if (!std::exchange(closing_, true)) send({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
     // If the closing waits for no other member, the copy has made it at once.
@@ -176,7 +178,7 @@ Agreement::Step ReplicatedLedger::try_keep(Upkeep& upkeep) {
     message.steps.push_back(
         {.kind = LedgerSteps::Kind::kDivert, .keys = std::exchange(upkeep.divert, {})});
   }
-  // The caller may ask for the reopening in each pass until the copy is open. Only the first time a message is sent.
+  // The caller may ask for the reopening in each pass until the copy is open. A message is sent only the first time.
   if (std::exchange(upkeep.reopen, false) && !reopening_) {
     reopening_ = true;
     message.steps.push_back({.kind = LedgerSteps::Kind::kReopen, .keys = upkeep.counted});
@@ -200,8 +202,8 @@ void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
   message.set = set_;
   // Lamport's clock would take highest_ + 1. But if this member has just heard a step, its own step would then have a later
   // stamp, and might have to wait until the other member sends one more message. With highest_ itself the step need not wait
-  // for that member. For example, if highest_ is 9 and this member's last stamp is 5, three messages get 7, 8 and 9. The common
-  // order needs no more than that the stamps of each member grow (has_passed).
+  // for that member. Of several messages in a row the last one gets highest_: if highest_ is 9 and this member's last stamp is
+  // 5, three messages get 7, 8 and 9. The common order needs no more than that the stamps of each member grow (has_passed).
   message.stamp = std::max(me().stamp + 1, highest_ - std::min(highest_, following));
   message.exceptions = read_;
   const auto add_part = [&](int member) {
@@ -249,7 +251,7 @@ void ReplicatedLedger::take(int member, LedgerSteps message) {
   MemberState& sender = members_[static_cast<std::size_t>(member)];
   const std::uint64_t stamp = message.stamp;
   sender.stamp = stamp;
-  // A report counts at once, even if the steps of its message have to wait.
+  // What the sender has read counts at once, even if the steps of its message have to wait.
   sender.told = message.exceptions;
   highest_ = std::max(highest_, stamp);
   waiting_.emplace(Place{stamp, member}, HeardSteps{std::move(message), ++arrivals_});
@@ -294,8 +296,9 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         close(member);
         break;
       case LedgerSteps::Kind::kReopen:
-        // Unless this member has left, its copy is closed here and its table is empty: the coordinator asks for a reopening
-        // only if its own copy is closed and no other reopening is on its way, and no other step opens the ledger.
+        // Before this step the copy is closed and its table is empty (unless this member has left), because the coordinator
+        // asks for a reopening only if its own copy is closed and no other reopening is on its way, and no other step opens the
+        // ledger.
         open_ = true;
         for (const std::uint64_t key : step.keys) cells_[key].diverted = true;
         if (member == index_) reopening_ = false;
@@ -383,10 +386,10 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
   return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
 }
 
-// Forgets exceptions that can make no announcement void any more, because the steps of a message that was sent after reading
-// them are made for every sender. Members that have left do not count: before a member leaves, all others have read a closing
-// after which that member announces nothing (try_close). So closed_at_ makes those of its announcements void that still
-// wait here.
+// Forgets exceptions that can make no announcement void any more. That is so when each member has sent a message after it had
+// read the exception, and the steps of this message are made here. Members that have left do not count: before a member leaves,
+// all others have read a closing after which that member announces nothing (try_close). So closed_at_ makes void those of its
+// announcements that still wait here.
 void ReplicatedLedger::forget_exceptions() {
   if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;

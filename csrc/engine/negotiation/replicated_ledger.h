@@ -3,21 +3,22 @@
 //
 // A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
 // of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller
-// than any stamp that it has received. If it sends several messages one directly after the other, this holds for the last one,
-// and the others have the numbers before. (So members that send equally many messages use equal stamps, whoever is first.)
-// After a message with stamp s, a member sends no message with a stamp up to s. A copy makes a step when no message that comes
-// before it in this order can arrive any more. For that it needs a message of every other member with the step's stamp or a
-// later one; of a member with a higher index, a message with the stamp before is enough.
+// than any stamp that it has received. If it sends several messages one directly after the other, the rule applies to the last
+// of them, and the stamps of the others are the numbers before. (So members that send equally many messages use equal stamps,
+// whoever is first.) After a message with stamp s, a member sends no message with a stamp up to s. A copy makes a step when no
+// message that belongs before this step can arrive any more. For that the copy needs a message of every other member with the
+// step's stamp or a later one; of a member with a higher index than the step's sender, a message with the stamp before is
+// enough.
 //
 //   member 0: announce x (stamp 7) ----> member 1      Each copy has stamp 7 of both members. So it makes the step of member 0,
 //   member 1: announce x (stamp 7) ----> member 0      and then the step of member 1, which completes x.
 //
 // Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator
 // would need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a
-// message without steps (an acknowledgement) if such a step changes anything:
-//   - all members have announced the unit, but in messages with different stamps; or
+// message without steps (an acknowledgement) if one of these steps changes anything. That is so if
+//   - the step announces a unit, and all members have announced it, but in messages with different stamps; or
 //   - the step is no announcement, or it announces a diverted key.
-// Otherwise it sends one only to report what it has read of a closed ledger (see below).
+// It also sends one to report what it has read while the ledger is closed (the second difference in the next list).
 //
 // There are three more differences from the ledger in shared memory:
 //   - A step is made later than it is asked for. So before an announcement, the log may have an entry that its sender had not
@@ -108,7 +109,7 @@ class ReplicatedLedger final : public Agreement {
     bool prepared = true;  // by all that have announced it
     std::uint64_t last_arrival = 0;
     std::uint8_t last = 0;  // the member whose announcement arrived last here
-    // By member: its payload for this member, if it has prepared the unit. Empty if none has.
+    // For each member: the payload that it has sent to this member, if it has prepared the unit. Empty if no member has.
     std::vector<std::vector<std::byte>> payloads;
   };
 
@@ -145,8 +146,8 @@ class ReplicatedLedger final : public Agreement {
   std::vector<std::vector<std::byte>> taken_;                 // of the one that was popped last
   std::uint64_t exceptions_ = 0;                              // in the log so far
   std::uint64_t closed_at_ = 0;                               // number of the last closing; 0: none
-  // By key: the last diversion or decision of it (an exception), as long as an announcement may come whose sender had not read
-  // that exception.
+  // By key: the number of the key's last diversion or decision (an exception), as long as an announcement may come whose sender
+  // had not read that exception.
   std::unordered_map<std::uint64_t, std::uint64_t> excepted_;
 
   // --- this member ---
@@ -157,7 +158,7 @@ class ReplicatedLedger final : public Agreement {
   bool closing_ = false;            // it has asked for a closing, and has read none since
   std::uint64_t own_list_ = 0;      // number, as an exception, of its own last list
   bool has_left_ = false;
-  // Has its copy, or what it has read, changed since it last looked whether it holds up others?
+  // Has this member's copy, or what it has read, changed since the last acknowledge()?
   bool changed_ = false;
 };
 

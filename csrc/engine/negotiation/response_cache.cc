@@ -6,8 +6,9 @@
 //    1       allreduce.conv2       what this rank asked before it changed the shape: find() returns no slot, so the request
 //                                  travels in full, and put() fills slot 1 again
 //
-// find() compares with this rank's own request, and not with the agreed one, which may differ in rows, device or arena. For the
-// slot number the coordinator counts the request that this member had made when the slot was filled (AssignedSlot::requests).
+// find() compares with this rank's own request, and not with the agreed one, which may differ in rows, device or arena. When
+// this member announces the slot number, the coordinator counts the request that the member had made when the slot was filled
+// (AssignedSlot::requests).
 #include "engine/negotiation/response_cache.h"
 
 namespace hvdlite::engine {

@@ -21,11 +21,11 @@ namespace hvdlite::engine {
 
 class ResponseCache {
  public:
-  // The slot of this request's name, if this rank's own request was equal to this one when the slot was filled.
+  // The slot of this request's name, if the request that this rank had made when the slot was filled equals this one.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
-  // Fills the slot, and makes room for all slots below it. So the caller first checks the slot against the capacity. mine: what
-  // this rank asked for; null if it did not ask. Returns the name that lost its slot, or "".
+  // Fills the slot. The table grows to this slot, so the caller first checks the slot against the capacity. mine: what this
+  // rank asked for; null if it did not ask. Returns the name that lost its slot, or "".
   std::string put(std::uint32_t slot, ResponsePtr response, RequestPtr mine);
 
   void add_to(base::Hasher& hasher) const;

@@ -10,9 +10,9 @@
 //                          left on the set (hold_removal)
 //    join, of any set      -                                           the entry gets the rank that joined last
 //
-// All ranks give a new set the same id, the same epoch and the same regions of the window, and need no message for that. These
-// depend only on earlier operations of set 0: freed ids are used again in the order in which they became free, each new set
-// gets the next epoch, and Regions is a table that all ranks change in the same way.
+// All ranks give a new set the same id, the same epoch and the same regions of the window, and need no message for that,
+// because all three depend only on earlier operations of set 0: freed ids are used again in the order in which they became
+// free, each new set gets the next epoch, and Regions is a table that all ranks change in the same way.
 //
 // One rank may carry out a change before another. So a message about a new set can arrive at a rank that does not know the set
 // yet. The rank keeps the message under the set's epoch (Negotiation::hear), and handles it when it has made the set.
@@ -31,7 +31,8 @@ using base::Status;
 
 namespace {
 
-// Message tags contain set ids, so the number of sets at a time is limited. kSetBits (execution/operation.cc) depends on it.
+// Message tags contain set ids, so the number of sets at a time is limited. kSetBits (execution/operation.cc) depends on this
+// limit.
 constexpr std::size_t kMaxSets = 1024;
 
 }  // namespace
@@ -114,7 +115,7 @@ std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
 
 // A removal destroys the set with its entries, and their callers would wait for ever. So a decision to remove the set is an
 // error while this rank has entries there that are not agreed. A correct coordinator never decides that, because this rank asks
-// only when it has no such entry (hold_removal).
+// for the removal only when it has no such entry (hold_removal).
 bool Negotiation::may_remove(std::int32_t id) const {
   const SetNegotiation* set = find(id);
   return set == nullptr || !set->has_pending();
@@ -126,16 +127,16 @@ void Negotiation::remove_set(std::int32_t id) {
   if (found == sets_.end()) return;
   HVD_CHECK(may_remove(id));
   effects_.remove_set(found->second->set().id);
-  // From here on a new set may get these regions. Its port begins only when all members of this set have left the memory
-  // (begin).
+  // From here on a new set may get these regions. The new set's port begins only when all members of the removed set have left
+  // the memory (begin).
   regions_.give_back(id);
   sets_.erase(found);
   free_set_ids_.push_back(id);
 }
 
-// This rank agrees to a set's removal when all of this rank's operations on the set have ended, and submits nothing more to
-// the set. Otherwise one member could carry out the removal, while another waited for ever for an operation that both had
-// agreed on. Returns true, and takes the entry, if the removal has to be held back.
+// This rank asks for a set's removal only when all of this rank's operations on the set have ended, and then submits nothing
+// more to the set. Otherwise one member could carry out the removal, while another waited for ever for an operation that both
+// had agreed on. Returns true, and takes the entry, if the removal has to be held back.
 bool Negotiation::hold_removal(Entry& entry) {
   const auto found = sets_.find(entry.request->root);
   if (found == sets_.end()) return false;  // another thread removed it first

@@ -22,7 +22,7 @@
 // a name twice, only step 3 finds that (check_absence).
 //
 // All members do the same: they follow the same lists in the same order, and plan_fusion is a pure function. A member that has
-// joined has no entry for an operation. It executes the same FusedOp with an empty entry in that place.
+// joined has no entry for an operation. It executes the same FusedOp with an empty entry in the place of that operation.
 #include "engine/negotiation/set_negotiation.h"
 
 #include <algorithm>
@@ -193,7 +193,8 @@ ResponsePtr SetNegotiation::remember(const Decision& decision) {
       mine != pending_.end() && mine->second.announced ? mine->second.entry.request : nullptr);
   const auto replaced = pending_.find(lost);
   if (!lost.empty() && replaced != pending_.end() && replaced->second.by_slot) {
-    // This rank has announced by a slot that has another name now. The coordinator ignores such an announcement.
+    // This rank has announced by a slot that has another name now. The coordinator ignores that announcement, so the operation
+    // is announced again.
     replaced->second.announced = false;
     replaced->second.by_slot = false;
     to_announce_.push_back(lost);
@@ -239,7 +240,7 @@ Entry SetNegotiation::take_entry(const std::string& name) {
   return entry;
 }
 
-// Only allreduces without error are fused. All other kinds need more of the response and run alone.
+// Only allreduces without an error are fused. All other operations run alone, so `first` is the response of the whole FusedOp.
 void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   std::vector<Entry> entries;
   entries.reserve(fused.parts.size());
@@ -294,9 +295,9 @@ void SetNegotiation::left(int rank, const Status& why) {
   }
 }
 
-// Keeps the entries that this rank has announced to a coordinator on another rank that has not left: the coordinator may have
-// decided them already, and then the other members wait for this rank's part. No other entry can be agreed any more: close()
-// came before, so no unit of this rank becomes complete at the port, and no coordinator decides the rest.
+// Keeps the entries that this rank has announced to a coordinator on another rank, if that rank has not left: the coordinator
+// may have decided them already, and then the other members wait for this rank's part. No other entry can be agreed any more:
+// close() came before, so no unit of this rank becomes complete at the port, and no coordinator decides the rest.
 bool SetNegotiation::leave(const Status& why) {
   if (!set_.is_member()) return false;
   if (port_) port_->leave();

@@ -1,7 +1,7 @@
 // One rank's part in the agreement of one process set. It holds this rank's entries that are not agreed. On the set's first
-// member it also holds the coordinator (coordination.cc). Members agree through a port if the set has one that serves the
-// operation (set_port.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member only
-// knows the set.
+// member it also holds the coordinator (coordination.cc). Members agree through a port if the set has one and the operation can
+// be agreed there (set_port.cc), and otherwise by messages to the coordinator (set_negotiation.cc). A rank that is no member
+// only knows the set.
 // Thread: the holder of the progress token. Owns: this rank's entries until they are agreed, and on the first member the
 // Coordinator. Blocks: only in the effects. Throws: Error(Internal) if a member sends, or writes into shared memory, something
 // that no correct member would; also whatever the effects throw.
@@ -38,7 +38,7 @@ class SetNegotiation {
   base::Status refusal(const Request& request) const;
   // Takes the entry.
   void admit(Entry& entry);
-  // True: this rank has asked for the set's removal, and submits nothing more to it. False: the removal has failed.
+  // True: this rank has asked for the set's removal, and submits nothing more to the set. False: the removal has failed.
   void removing(bool being_removed) { being_removed_ = being_removed; }
   bool is_being_removed() const { return being_removed_; }
   // Announces waiting entries, and executes what is agreed at the port. Returns true if anything happened.
@@ -63,7 +63,7 @@ class SetNegotiation {
   // Rank `rank` takes part in no later operation.
   void left(int rank, const base::Status& why);
   // This rank leaves. Entries that were not announced to the coordinator end with `why`; if this rank is the coordinator or the
-  // coordinator has left, so do all others. Returns true if the coordinator may still decide some entries.
+  // coordinator has left, all entries do. Returns true if the coordinator may still decide some entries.
   bool leave(const base::Status& why);
   // Called when this rank has left, and executes nothing more.
   void stop_reading() {

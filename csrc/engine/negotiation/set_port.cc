@@ -5,7 +5,7 @@
 //
 //    read           executes what the log says. The port takes no announcement from a member that has not read the whole log
 //    keep_port      only on the coordinator's rank: diverts keys, closes the port, opens it again
-//    announce       the waiting units; or, if this rank joins, the join
+//    announce       announces the waiting units; or, if this rank joins, the join
 //    read           if this rank was the last to announce a unit, the unit is complete, and this rank executes it now
 //    acknowledge    only with copies. It comes after the announcement, because an announcement tells the others the same
 //    read           the message just sent can allow this rank's own copy to make further steps
@@ -15,8 +15,8 @@
 //    kComplete     the unit is executed
 //    kDiverted     the unit goes to the coordinator by message
 //    kClosed       all units go to the coordinator by message, also those that are not announced, and incomplete groups
-//    kList n       the response list n is followed. If the list has not arrived, reading stops here, because the entries after
-//                  it must be executed after it
+//    kList n       the response list n is followed. If the list has not arrived, reading stops before this entry, because
+//                  the later entries must be executed after the list
 //
 // The entries that one step has appended become visible together, and the last one is marked (LogEntry::last). Complete units
 // are fused only with units of the same step. So it does not matter when a member reads the log: all members fuse the same
@@ -79,7 +79,7 @@ bool SetNegotiation::announce_join() {
     if (try_again_) return false;
   }
   // The coordinator counts the slots of an Announcement first and then its full requests, in their order. A join has no slot,
-  // and its name is the last one here. So the coordinator counts it after all earlier requests of this rank.
+  // and its name is the last one here. So the coordinator counts the join after all earlier requests of this rank.
   await_decisions(local_units_.take_all());
   to_announce_.emplace_back(kJoinName);
   joins_ = false;
@@ -113,7 +113,7 @@ void SetNegotiation::abandon() {
 // Prepares the waiting units for which this is possible and saves time. A prepared unit is not fused with other units.
 void SetNegotiation::prepare_waiting() {
   const bool in_memory = port_->is_in_memory();
-  // The shared memory has one place for an input of this rank.
+  // The shared memory has a place for one input of this rank that waits for agreement.
   const bool has_place = local_units_.waiting() == 1 && !local_units_.has_announced();
   // With copies, each prepared unit travels in a message of its own. A group loses nothing by that, because it is never fused
   // with other operations. Several single operations travel together and are not prepared, so that they can be fused.
@@ -133,8 +133,8 @@ bool SetNegotiation::is_one_operation(std::span<const Entry> unit) const {
   return plan_fusion(agreed, all_.settings_.fusion_threshold, set_.size()).size() == 1;
 }
 
-// Units are prepared before they are announced: as soon as all members have announced a unit, the others use this rank's
-// prepared input. One step announces a limited number of units, and the next pass announces more.
+// Units are prepared before they are announced, because the others use this rank's prepared input as soon as all members have
+// announced the unit. One step announces a limited number of units, and the next pass announces more.
 bool SetNegotiation::announce_waiting() {
   prepare_waiting();
   all_.effects_.before_announcing();
@@ -181,7 +181,7 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
     if (entry.kind == Agreement::Kind::kList && lists_.empty()) break;  // the list has not arrived
     // A list and a complete prepared unit are each the only entry of their step. So they overtake no collected operation.
     HVD_CHECK(agreed.empty() || !alone);
-    // pop() comes before the execution: take_payloads() returns the payloads of the unit that was popped last.
+    // pop() comes before the execution, because take_payloads() returns the payloads of the unit that was popped last.
     port_->pop();
     moved = true;
     carry_out(entry, agreed, taken);
@@ -194,8 +194,8 @@ bool SetNegotiation::read(std::vector<Entry>& taken) {
   return moved;
 }
 
-// Collects complete units in `agreed` and `taken`. Does everything else at once: also executes a prepared unit, and ends a
-// barrier that needs no collective.
+// Carries out one entry of the log. A complete unit is only collected, in `agreed` and `taken`; but a prepared unit is executed
+// at once, and a barrier that needs no collective ends at once.
 void SetNegotiation::carry_out(const Agreement::LogEntry& entry,
                                std::vector<AgreedOperation>& agreed, std::vector<Entry>& taken) {
   switch (entry.kind) {
@@ -247,8 +247,9 @@ void SetNegotiation::take_agreed(const Agreement::LogEntry& entry,
   }
 }
 
-// The same as the coordinator would decide. In a group the same requests are absent on all members (Unit::content), so either
-// all members have a value or none has. For a group, `contributors` does not tell this: it counts every member.
+// The same as the coordinator would decide. In a group the same requests are absent on all members (Unit::content), so for each
+// operation either all members have a value or none has. The log entry's `contributors` does not tell which, because for a
+// group it counts every member.
 AgreedOperation SetNegotiation::agreed_at_port(const RequestPtr& request, int contributors) const {
   return {request, request->in_group() ? (request->absent ? 0 : set_.size()) : contributors};
 }

@@ -16,8 +16,8 @@ const RequestPtr& first_given(const std::vector<RequestPtr>& requests);
 // the process set, the differences by rank (or another fault), and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
 
-// As in Horovod: not ok if some ranks have joined without having asked, and the operation moves data but is no allreduce.
-// Allows an allgather whose `root` says that it may run without them. Arguments as above.
+// The rule of Horovod: returns an error if the operation moves data and is no allreduce, and some ranks have joined without
+// asking for it. Allows an allgather whose `root` says that it may run without these ranks. Arguments as in validate().
 base::Status refuse_without_joined(const std::vector<RequestPtr>& requests,
                                    const std::vector<int>& members);
 
