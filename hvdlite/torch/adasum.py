@@ -80,7 +80,7 @@ class AdasumStep:
 
     def _agree(self) -> None:
         if self._engine is not RUNTIME.engine:
-            # The first agreement in this job. The agreements are counted from 0 again, because in earlier jobs the ranks may
+            # The first agreement in this job. The count of agreements begins anew, because in earlier jobs the ranks may
             # have made different numbers of agreements.
             self._engine, self._agreed, self._generation = RUNTIME.engine, False, 0
         if not self._agreed:

@@ -83,7 +83,7 @@ def scale_of(loss_scale: Any) -> float:
 
 
 class CodedBucket(Bucket):
-    """Dense gradients in host memory that a `BucketCodec` reduces. A bucket has rounds of only one launch in flight."""
+    """Dense gradients in host memory that a `BucketCodec` reduces. At most one launch of a bucket has rounds in flight."""
 
     def __init__(self, label: str, members: Members, codec: BucketCodec, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
@@ -96,8 +96,8 @@ class CodedBucket(Bucket):
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        # The generator that the codec's `reduce` has returned. None after the generator's end, and while the generator computes
-        # after a round, because a generator that Ctrl-C has interrupted cannot continue.
+        # The generator that the codec's `reduce` has returned. This is None after the generator's end, and while the generator
+        # computes after a round, because a generator that Ctrl-C has interrupted cannot continue.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
         # The tensors of the current round until they are submitted. If Ctrl-C prevents that after the first round, a later
         # `wait` submits them.

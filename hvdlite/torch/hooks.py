@@ -11,8 +11,8 @@ __all__ = ["AtEnd", "fetch_ahead", "install"]
 class AtEnd:
     """A callback for the end of a graph task, which is one run of autograd (`hvdlite.torch.passes`).
 
-    It calls a function at the end of the task, and again when it is destroyed: a task that raises calls no callbacks, but
-    destroys them. So the function is called in any case. The second call of the function must do nothing.
+    The callback calls a function at the end of the task, and again when the callback is destroyed: a task that raises calls no
+    callbacks, but destroys them. So the function is called in any case. The second call of the function must do nothing.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:

@@ -70,8 +70,8 @@ class InFlightBucket:
         """Stores all results in their gradients. Called without gradient recording, after `Bucket.wait`.
 
         Args:
-            strict: is it an error if the user has replaced the ``param.grad`` that was sent? If it is no error, the result of
-                such a gradient is dropped.
+            strict: is it an error if the user has replaced the ``param.grad`` that was sent? If False, the result of such a
+                gradient is dropped.
 
         Returns:
             The first error of all items, or None.

@@ -45,7 +45,7 @@ else:
 __all__ = ["DistributedOptimizer"]
 
 # Numbers the wrapped optimizers of each set of ranks. A number means the same optimizer on all ranks of the set, because these
-# ranks wrap their optimizers in the same order. Other ranks may wrap none of them.
+# ranks wrap their optimizers in the same order. Other ranks may not have these optimizers.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 _connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # the wrappings that reduce gradients or steps

@@ -362,8 +362,8 @@ class ElasticJob:
         """The number of this rank's newest point; None if this rank has no state yet.
 
         A point is a state that all ranks can have after the loss of a rank (`hvdlite.elastic.steps`): a commit if the optimizer
-        is sharded, otherwise an applied step. If a loss has interrupted that step after ``optimizer.step()``, the number of the
-        point is half less, so that this rank copies from a rank that has ended the step.
+        is sharded, otherwise an applied step. If the loss of a rank has interrupted that step after ``optimizer.step()``, the
+        number of the point is half less, so that this rank copies from a rank that has ended the step.
         """
         if not self._has_state:
             return None

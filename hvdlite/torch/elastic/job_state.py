@@ -81,7 +81,7 @@ class JobState:
     # --- in this process ----------------------------------------------------------------------------------------------------
 
     def before_step(self) -> Snapshot:
-        """A copy of what a step can change even if it does not come to ``optimizer.step()``."""
+        """A copy of what a step can change even if ``optimizer.step()`` is not called."""
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
@@ -143,7 +143,7 @@ class JobState:
         """Gives all ranks the present state of the source. Collective over all ranks.
 
         Each rank keeps its own random numbers. If a rank is lost meanwhile, the received state may be incomplete. Then this
-        method restores the rank's earlier state or, with a sharded optimizer, the caller restores the last commit.
+        method restores the state that this rank had before; with a sharded optimizer, the caller restores the last commit.
 
         Raises:
             PeerLostError: a rank was lost.

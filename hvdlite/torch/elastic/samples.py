@@ -1,4 +1,4 @@
-"""A dataset that seeds the generators of random numbers for each sample, so that a sample is the same on whatever rank."""
+"""A dataset that seeds the random generators for each sample, so that a sample does not depend on the rank that loads it."""
 
 import random
 import zlib
