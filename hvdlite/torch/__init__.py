@@ -7,7 +7,8 @@
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-No part is compiled against torch: every version from 2.1 on works, and a new version needs no new build of hvdlite.
+No part of hvdlite is compiled against torch: every version of torch from 2.1 on works, and a new version of torch needs no new
+build of hvdlite.
 """
 
 from importlib import import_module
@@ -58,7 +59,7 @@ __all__ += state.__all__
 __all__ += usage.__all__
 
 
-# These names are not public in Horovod, but programs can import them there.
+# Names that programs can import from Horovod, although they are not public there; and what to use in their place.
 _REMEDIES = {
     "_check_has_gpu": "use torch.cuda.is_available()",
     "check_extension": "import it from horovod.common.util",
@@ -66,7 +67,7 @@ _REMEDIES = {
 
 
 def __getattr__(name: str) -> Any:
-    # The only names that need torch's compiler, whose import takes as long as torch's.
+    # Only these names need torch's compiler, and its import takes as long as that of torch itself.
     if name in ("SyncBatchNorm", "sync_batch_norm"):
         module = import_module("hvdlite.torch.sync_batch_norm")
         return module if name == "sync_batch_norm" else module.SyncBatchNorm

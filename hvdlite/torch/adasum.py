@@ -1,7 +1,7 @@
 """Adasum for an optimizer: each rank takes a step with its own gradients, and Adasum combines the changes of all ranks.
 
-As in Horovod, Adasum combines the changes of the parameters and not the gradients. So the optimizer's momentum, or Adam's
-scale of each element, is part of what Adasum combines. Each rank keeps its own optimizer state.
+As in Horovod, Adasum combines the changes of the parameters and not the gradients. So the combined changes include the
+optimizer's momentum, or Adam's scale of each element. Each rank keeps its own optimizer state.
 csrc/collectives/allreduce_adasum.cc has the algorithm and its source.
 """
 
@@ -80,7 +80,8 @@ class AdasumStep:
 
     def _agree(self) -> None:
         if self._engine is not RUNTIME.engine:
-            # The first agreement in this job. The count begins anew, because it may differ between ranks after earlier jobs.
+            # The first agreement in this job. The count of agreements begins anew, because in earlier jobs the ranks may
+            # have made different numbers of agreements.
             self._engine, self._agreed, self._generation = RUNTIME.engine, False, 0
         if not self._agreed:
             self._generation += 1

@@ -1,4 +1,6 @@
-"""The properties that all ranks must share before gradients are reduced, and the exchange that checks them."""
+"""The settings and the properties of parameters that must be equal on all ranks before gradients are reduced, and the exchange
+that compares them.
+"""
 
 import hashlib
 from collections.abc import Hashable, Sequence
@@ -32,8 +34,9 @@ class ReducerSettings:
         average_aggregated_gradients: is the result divided by `backward_passes_per_step`?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: may gradients lie in an arena? None: only if all ranks keep their gradients from step to step.
-        start_check: what happens if the ranks train different models: a mode of `hvdlite.start_check`.
+        gradient_as_bucket_view: may gradients lie in an arena? None: only if they are zeroed between training steps, and not
+            set to None, on all ranks.
+        start_check: a mode of `hvdlite.start_check`, which says what happens if the ranks train different models.
         shard: does each rank keep a part of the optimizer's state?
 
     """
@@ -52,16 +55,16 @@ class ReducerSettings:
 
     @property
     def divisor(self) -> int:
-        """The number by which sums of passes are divided. An Average also divides by the number of ranks."""
+        """The number by which the sum over backward passes is divided. An Average also divides by the number of ranks."""
         return self.backward_passes_per_step if self.average_aggregated_gradients else 1
 
     @property
     def scales(self) -> tuple[float, float]:
-        """The factors of the gradients before the sum and after it."""
+        """The factor of the gradients before the sum over the ranks, and the factor of that sum."""
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / self.divisor
 
     def describe(self) -> dict[str, Hashable]:
-        """The settings that must be equal on all ranks, by the argument's name."""
+        """The settings that must be equal on all ranks, by the names of the arguments of `DistributedOptimizer`."""
         described = {**vars(self), "op": OP_NAMES[self.op], "compression": describe_compression(self.compression)}
         del described["prefix"], described["process_set"]  # the names of the exchange have them
         return described
@@ -72,11 +75,12 @@ class AgreedGradients:
     """The properties on which the ranks have agreed.
 
     Attributes:
-        sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place.
-        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. A
-            parameter is here only if it accepts gradients of any dtype, and some rank has an unreduced gradient of it.
-        kept: do all ranks keep their gradients from step to step?
-        unchecked: is the start check of some rank not over?
+        sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place in the
+            list of parameters.
+        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. A parameter
+            has an entry only if it accepts gradients of any dtype, and some rank has an unreduced gradient of this parameter.
+        kept: did the last ``zero_grad`` on every rank zero the gradients, and not set them to None?
+        unchecked: is the start check (`hvdlite.start_check`) of some rank not over?
     """
 
     sparse: dict[int, int]
@@ -99,8 +103,8 @@ def agree(
         settings: the settings of the optimizer.
         gradients: the optimizer's parameters.
         groups: a description of the user's groups, with names instead of parameters.
-        generation: the number of this agreement, counted for the optimizer in the job from 1 on, the same on all ranks.
-        kept: does this rank keep its gradients from step to step? Ranks may differ.
+        generation: the number of this agreement among those of the optimizer in this job, from 1 on, the same on all ranks.
+        kept: did the last ``zero_grad`` on this rank zero the gradients, and not set them to None? Ranks may differ.
         unchecked: is the start check of this rank not over? Ranks may differ.
 
     Raises:
@@ -140,7 +144,8 @@ def _described(gradient: ParameterGradient, gpus: list[int]) -> str:
 
     `gpus` are the GPUs of the parameters before this one. If this parameter is on another GPU, that GPU is appended.
 
-    Ranks have different GPUs, but parameters that share a GPU on one rank must share one on all: buckets are made by GPU.
+    Ranks have different GPUs. But parameters that share a GPU on one rank must share a GPU on every rank, because all gradients
+    of a bucket are on one GPU.
     """
     param = gradient.param
     gpu = gpu_of(param)

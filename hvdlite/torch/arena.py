@@ -1,14 +1,15 @@
-"""Gradients that lie in an arena: a large gradient that is reduced in place has a place there, at the same offset on all ranks.
+"""Places for gradients in an arena, which is memory that all ranks of a process set map.
 
-If the gradient of a parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's
-parts. (Weights that differ, and codecs between ranks, need a copy.) If it lies elsewhere on some rank, it is reduced like any
-other tensor, and the ranks agree on that by messages, because their requests differ. So between backward passes a program may
-assign any tensor to ``.grad``; at worst the reduction is slower.
+Each large gradient that is reduced in place has a place in the arena, at the same offset on all ranks. If the gradient of a
+parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's parts. (Weights that
+differ, and codecs between ranks, need a copy.) If the gradient lies elsewhere on some rank, the ranks' requests differ, so the
+ranks agree by messages to reduce the gradient like any other tensor. So between backward passes a program may assign any tensor
+to ``.grad``; at worst the reduction is slower.
 
 Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
 ``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to
-None in every step, an arena saves no time: in every step the copy moves as many bytes as a reduction without an arena
-(csrc/collectives/allreduce_shm.cc).
+None in every training step, an arena saves no time: in every training step the copy moves as many bytes as a reduction without
+an arena (csrc/collectives/allreduce_shm.cc).
 
 A user may keep a tensor that lies in a place. So a place gets a new tensor only when no tensor uses its memory any more.
 """
@@ -49,7 +50,7 @@ class ArenaPlace:
         streamed: does `move_in` copy with streaming stores, which bypass the caches?
 
     Attributes:
-        arena, address: see above; requests have both.
+        arena, address: the arguments; the requests for the gradient contain both.
     """
 
     __slots__ = ("_dtype", "_memory", "_shape", "_streamed", "_strides", "_taken", "address", "arena")
@@ -118,18 +119,18 @@ _UNSHARED = _count_unshared()  # what `_references` returns for a gradient to wh
 def make_places(
     name: str, gradients: "Iterable[tuple[ParameterGradient, WireForm]]", process_set: ProcessSet
 ) -> "tuple[Arena | None, str]":
-    """Gives a place to each gradient in host memory of at least `SMALLEST` bytes that is reduced in place.
+    """Gives a place to each gradient that has at least `SMALLEST` bytes, is in host memory, and is reduced in place.
 
     Gradients of frozen parameters get no place. Collective over `process_set`.
 
     Args:
-        name: the unique name of the exchange.
+        name: the unique name of the exchange in which the ranks make the arena.
         gradients: the parameters and their forms on the wire, in the same order on all ranks.
         process_set: the ranks that train together.
 
     Returns:
-        The arena or None, and a text that says why there is none ("" if there is one). Close the arena when its places are no
-        longer used.
+        The arena or None, and a text that says why there is no arena ("" if there is one). Close the arena when its places are
+        no longer used.
 
     Raises:
         HorovodInternalError: a rank failed.
@@ -156,9 +157,8 @@ def make_places(
 def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
     """Should copies to the places use streaming stores?
 
-    Yes, if the parts of all ranks have together at least HVDLITE_STREAMING_BYTES: so many bytes do not stay in the caches
-    between two training steps. But no, if torch may copy with several threads, because only one thread makes the streaming
-    stores.
+    Yes, if the parts of all ranks together have at least HVDLITE_STREAMING_BYTES, because the caches cannot keep that much from
+    one training step to the next. But no, if torch may copy with several threads, because `stream_copy` uses only one thread.
     """
     limit = RUNTIME.config.streaming_bytes
     return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1

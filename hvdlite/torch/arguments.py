@@ -17,7 +17,7 @@ __all__ = ["checked_op", "name_groups", "name_parameters", "require_initialized"
 
 
 def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
-    """Checks the reduce operator with the arguments that depend on it, and returns its number.
+    """Checks the reduce operator with the arguments that depend on it, and returns the number of the operator.
 
     Raises:
         InvalidArgumentError: gradients cannot be reduced with this op, or this op does not allow the other arguments.
@@ -50,7 +50,7 @@ def name_parameters(
     """The optimizer's parameters with their names, in the order of `named_parameters`.
 
     Without `named_parameters` the order is that of the optimizer's groups, and a name consists of the group's place and the
-    parameter's place in it.
+    parameter's place in the group.
 
     Raises:
         InvalidArgumentError: `named_parameters` are no pairs, have a name twice, or lack a parameter of the optimizer; or a

@@ -1,4 +1,7 @@
-"""Buckets whose gradients are reduced by a codec with state (`hvdlite.compression.BucketCodec`), in one or more rounds."""
+"""Buckets whose gradients are reduced by a codec with state (`hvdlite.compression.BucketCodec`), in one or more rounds.
+
+A round is one fused allreduce.
+"""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -34,9 +37,10 @@ class CodedGradient:
         shape: the shape of the gradient; a complex gradient has one more dimension of 2 at its end, for pairs of reals.
         dtype: the dtype of the gradient; for a complex gradient, the dtype of its real parts.
         value: this rank's gradient, contiguous and in host memory, which the codec may overwrite; None: no gradient.
-        state: the codec's state from step to step: numbers and tensors, which ``optimizer.state_dict()`` saves.
-        present: (after the first round) has any rank a gradient? If none has, hvdlite ignores the result, and the codec must
-            not change the state.
+        state: what the codec keeps for this gradient from step to step: numbers and tensors, which ``optimizer.state_dict()``
+            saves.
+        present: (after the first round) has any rank a gradient? If no rank has one, hvdlite ignores the codec's result, and
+            the codec must not change the state.
     """
 
     name: str
@@ -79,22 +83,24 @@ def scale_of(loss_scale: Any) -> float:
 
 
 class CodedBucket(Bucket):
-    """Dense gradients in host memory that a `BucketCodec` reduces. Only one launch has rounds in flight at a time."""
+    """Dense gradients in host memory that a `BucketCodec` reduces. At most one launch of a bucket has rounds in flight."""
 
     def __init__(self, label: str, members: Members, codec: BucketCodec, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
         self._label = label
-        # The key is the same on all ranks. Optimizers of different process sets may have the same labels.
+        # The key is the same on all ranks. It has the set's number, because optimizers of different process sets may have the
+        # same labels.
         self._key = (label, settings.process_set.process_set_id or 0)
         self._members = members
         self._forms = dict(members)
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        # The codec's generator. None after its end, and while it computes after a round, because a generator that Ctrl-C has
-        # interrupted cannot continue.
+        # The generator that the codec's `reduce` has returned. This is None after the generator's end, and while the generator
+        # computes after a round, because a generator that Ctrl-C has interrupted cannot continue.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
-        # The tensors of the current round until they are submitted. If Ctrl-C prevents that, a later call submits them.
+        # The tensors of the current round until they are submitted. If Ctrl-C prevents that after the first round, a later
+        # `wait` submits them.
         self._unsent: Sequence[Any] | None = None
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
@@ -158,10 +164,10 @@ class CodedBucket(Bucket):
                 self._unsent = None
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all rounds of launched buckets with smaller keys, of any optimizer, and then for the rounds of this one.
+        """Waits for all rounds of launched buckets with smaller keys, of any optimizer, and then for the rounds of this bucket.
 
-        Later rounds start in this method. If one rank waited for optimizer A and another rank for optimizer B, neither would
-        start the round that the other one needs. So all ranks wait in the order of the keys.
+        All rounds but the first start in this method. If one rank waited for optimizer A and another rank for optimizer B,
+        neither rank would start the round that the other rank needs. So all ranks wait in the order of the keys.
         """
         for key in sorted(_in_flight):
             other = _in_flight.get(key)
@@ -170,7 +176,8 @@ class CodedBucket(Bucket):
         self._take_rounds(launched)
 
     def _take_rounds(self, launched: InFlightBucket) -> None:
-        # After Ctrl-C in `launch`, a launch without rounds is in flight, and later another launch of the same bucket.
+        # A launch that Ctrl-C has interrupted may have no rounds. Then there is nothing to wait for, but the launch stays in
+        # flight, next to a later launch of the same bucket.
         if launched.outcomes or not launched.works or not launched.works[0].number:
             return
         try:

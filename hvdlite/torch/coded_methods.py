@@ -70,9 +70,9 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
 
 
 def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The compression's state of each parameter (no copies), in the order of the optimizer's groups.
+    """The state that the compression keeps for each parameter (no copies), in the order of the optimizer's groups.
 
-    Empty if the optimizer's compression keeps no state.
+    The list is empty if the optimizer's compression keeps no state.
     """
     if not isinstance(optimizer, CodedMethods):
         return []
@@ -117,8 +117,8 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
         )
 
 
-# The optimizers whose compression keeps state, by process set. A set stays here after its optimizers were deleted: this rank
-# must still take part in the broadcast of `_share`, because other ranks may have kept their optimizers.
+# The optimizers whose compression keeps state, by process set. A process set stays in this dict after its optimizers were
+# deleted: this rank must still take part in the broadcast of `_share`, because other ranks may have kept their optimizers.
 _optimizers: dict[Any, weakref.WeakSet[Any]] = {}
 
 
@@ -130,14 +130,14 @@ def share_after_joins(optimizer: "CodedMethods") -> None:
 
 
 def _share(process_set: Any, last: int) -> None:
-    """Gives all ranks of the set the compressions' state of the rank that joined last, without its residuals.
+    """Gives all ranks of the set the state that the compressions have on the rank that joined last, but not its residuals.
 
-    Collective if the set ever had an optimizer whose compression keeps state; otherwise it does nothing.
+    Collective if the set ever had an optimizer whose compression keeps state; otherwise the function does nothing.
     """
     here = [(its_set, found) for its_set, found in _optimizers.items() if its_set.process_set_id == process_set.process_set_id]
     if not here:
         return
-    # An optimizer that was wrapped again for another set is still listed under its earlier set.
+    # An optimizer that was wrapped again for another set is still listed under its earlier set, where it must not count.
     living = {
         each._hvdlite.settings.prefix: codings_of(each)
         for its_set, found in here
@@ -165,10 +165,11 @@ class CodedMethods(_Optimizer):
 
         Set it before the first ``backward()``. Set a number again before each ``backward()`` whose factor differs. hvdlite
         reduces gradients that still have this factor, and adds the error of one gradient to a later one, whose factor may
-        differ. So hvdlite must know the factors. If gradients are not reduced, as on one rank, the attribute stays None.
+        differ. So hvdlite must know the factors. If hvdlite reduces no gradients (as with a single rank), the attribute stays
+        None.
 
         Raises:
-            InvalidArgumentError: it is set to something else, or to a number that is not above 0 or not finite.
+            InvalidArgumentError: it is set to something else, or to a number that is 0, negative or not finite.
         """
         reducer = self._hvdlite.reducer
         return None if reducer is None else reducer.loss_scale

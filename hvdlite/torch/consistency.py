@@ -43,8 +43,8 @@ def check_consistency(
             an optimizer, call ``step()`` of the returned checker yourself.
         buffers: compare the buffers of modules, too? Not by default, because running statistics, such as those of BatchNorm,
             come from each rank's own batches.
-        process_set: the ranks to compare; None: the ranks of the first wrapped optimizer in `objects`, or all. The call
-            does nothing on a rank that is not a member.
+        process_set: the ranks to compare; None: the ranks of the first wrapped optimizer in `objects`, or all ranks if there is
+            no wrapped optimizer. The call does nothing on a rank that is not a member.
 
     Returns:
         None; or, with `every`, the `hvdlite.consistency.ConsistencyChecker`, whose ``close()`` ends the comparisons. You need
@@ -108,10 +108,10 @@ def _follow(checker: ConsistencyChecker, optimizer: torch.optim.Optimizer) -> No
 
 
 class _TorchLeaves:
-    """Finds the leaves of torch's objects.
+    """Finds the leaves of torch's objects: the values that ranks compare, each with a name (`hvdlite.leaves`).
 
-    The name of a parameter comes from a module, or else from a wrapped optimizer. Otherwise it is the parameter's place in the
-    optimizer's groups.
+    The name of a parameter comes from a module, or else from a wrapped optimizer. Otherwise the name is the parameter's place
+    in the optimizer's groups.
     """
 
     def __init__(self, objects: Iterable[Any], buffers: bool) -> None:

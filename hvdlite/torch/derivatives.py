@@ -46,10 +46,10 @@ class _RefuseDerivative(torch.autograd.Function):
 
 
 def only_once(gradients: Sequence[torch.Tensor | None], text: str) -> tuple[torch.Tensor | None, ...]:
-    """Returns gradients that raise an error if they are differentiated again. Call it as the last step of a backward.
+    """Returns gradients that raise an error if they are differentiated again. Call it last in the backward of a function.
 
     Args:
-        gradients: the results of the backward. Autograd's record of how they were computed is dropped.
+        gradients: the results of that backward. Autograd's record of how they were computed is dropped.
         text: the text of the UnsupportedError.
 
     Returns:

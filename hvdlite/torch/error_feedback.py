@@ -58,7 +58,7 @@ class ErrorFeedback(BucketCodec):
     def reduce(
         self, gradients: Sequence[CodedGradient], loss_scale: float
     ) -> Generator[Sequence[torch.Tensor], None, Sequence[torch.Tensor]]:
-        """See `BucketCodec.reduce`: one round."""
+        """See `BucketCodec.reduce`. There is one round."""
         sent: list[torch.Tensor] = []
         residuals: list[torch.Tensor | None] = []
         for gradient in gradients:

@@ -1,9 +1,9 @@
 """Says which tensors the engine can use in place, and orders the CUDA streams that use the same memory.
 
-The reducer relies on two facts about autograd. A hook on a parameter runs in the stream in which the parameter's gradient was
-made, usually the stream of the forward pass. (Two gradients of one bucket may have different streams.) When a backward pass is
-over, autograd orders the current streams of the thread that called ``backward()`` after the streams of all gradients, and runs
-its final callbacks in those current streams.
+The reducer relies on two facts about autograd. First, a hook on a parameter runs in the stream in which the parameter's
+gradient was made, usually the stream of the forward pass. (Two gradients of one bucket may have different streams.) Second,
+when a backward pass is over, autograd orders the current streams of the thread that called ``backward()`` after the streams of
+all gradients, and runs its final callbacks in those current streams.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -74,14 +74,14 @@ class StreamsOfBucket:
         self._seen: set[int] = set()
 
     def see(self) -> None:
-        """Remembers that a gradient of this pass was made in the current stream."""
+        """Remembers that a gradient of the bucket was made in the current stream."""
         self._seen.add(current_stream(self._gpu))
 
     def gather(self) -> tuple[int, ...]:
         """Returns the current stream, followed by the other streams in which gradients were made, and forgets all of them.
 
-        Called at the launch. Orders the current stream after the other streams. (At the end of a backward pass autograd has
-        already ordered them, unless backward has raised.)
+        Called at the launch of the bucket. Orders the current stream after the other streams. (At the end of a backward pass
+        autograd has already done so, unless backward has raised.)
         """
         now = current_stream(self._gpu)
         others = self._seen - {now}

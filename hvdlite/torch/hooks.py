@@ -1,4 +1,4 @@
-"""Hooks on a parameter: before and after backward adds to its gradient."""
+"""Hooks on a parameter, which run before and after backward adds to the parameter's gradient."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ __all__ = ["AtEnd", "fetch_ahead", "install"]
 
 
 class AtEnd:
-    """A callback for the end of a graph task (`hvdlite.torch.passes`). Calls a function then, and again when destroyed.
+    """A callback for the end of a graph task, which is one run of autograd (`hvdlite.torch.passes`).
 
-    A task that raises calls no callbacks, but it destroys them. So the function is called in any case. The second call of the
-    function must do nothing.
+    The callback calls a function at the end of the task, and again when the callback is destroyed: a task that raises calls no
+    callbacks, but destroys them. So the function is called in any case. The second call of the function must do nothing.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -26,7 +26,7 @@ class AtEnd:
 
 
 def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[Any]:
-    """Installs hooks before and after the accumulation, even for frozen parameters, which may train later.
+    """Installs hooks that run before and after autograd adds to a gradient, even for frozen parameters, which may train later.
 
     Args:
         param: the parameter. A parameter that cannot have a gradient gets no hooks.
@@ -57,11 +57,12 @@ def install(param: Any, reducer: PassDriver, gradient: GradientState) -> list[An
 def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> None:
     """Lets native hooks prefetch the memory that the hooks of the next gradient will read.
 
-    Between two gradients of one parameter, its hooks and torch's lists of hooks leave the caches. Without prefetching, hooks of
-    small gradients spend most of their time on cache misses.
+    From one backward pass to the next, a parameter's hooks and torch's lists of hooks leave the caches. Without prefetching,
+    hooks of small gradients spend most of their time on cache misses.
 
     Args:
-        expected: for each gradient, in the probable order: other objects that its hooks use, and the result of `install`.
+        expected: for each gradient, in the order in which backward will probably make them: other objects that its hooks use,
+            and the result of `install`.
 
     """
     following: list[object] = []

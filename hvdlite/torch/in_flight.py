@@ -1,9 +1,9 @@
 """Launches buckets of gradients as requests to the engine, and stores the results.
 
-A bucket is launched at most once in a pass: its gradients become requests that the engine accepts together. The
-`InFlightBucket` owns the memory that the engine reads and writes, until each result is stored in its parameter's ``.grad``. The
-reducer knows the `InFlightBucket` before anything is submitted, because Ctrl-C may raise between any two lines here, and the
-memory must stay alive.
+A bucket is launched at most once in a pass (usually a backward pass; see `hvdlite.torch.reducer`): its gradients become
+requests that the engine accepts together. The `InFlightBucket` owns the memory that the engine reads and writes, until each
+result is stored in its parameter's ``.grad``. The reducer knows the `InFlightBucket` before anything is submitted, because
+Ctrl-C may raise between any two lines of this file, and the memory must stay alive.
 """
 
 from abc import ABC, abstractmethod
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass", "turn_of"]
 
-# The reductions of a training step take _TURNS names in turn. So ranks with different numbers of reductions get an error,
-# unless both numbers are multiples of _TURNS.
+# The names of requests contain the number of the reduction in its training step, modulo _TURNS. So ranks that make different
+# numbers of reductions in a training step get an error, unless all these numbers are multiples of _TURNS.
 _TURNS = 4
 
-# One request: the gradient's state, its tensor (None if this rank has none), the memory sent, and the context for decoding.
+# One request of a bucket: the state of the gradient, its tensor (None if this rank has no gradient), the memory that is sent,
+# and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
 Items = Sequence[Item] | Sent
 # The members of a bucket, and their forms on the wire.
@@ -45,11 +46,12 @@ class InFlightBucket:
 
     Attributes:
         bucket: the bucket that was launched.
-        works: the engine's work for all items, which also keeps the memory; of a `CodedBucket` a handle for each round. Before
-            the submission it is empty, or the work has the number 0.
+        works: the engine's work for all items, which also keeps the memory alive; for a `CodedBucket` a handle for each round.
+            Before the submission the list is empty, or its only work has the number 0.
         items: the requests, in order.
         outcomes: empty until all items have ended; then for each item an error, or what the bucket's `store` takes.
-        streams: on a GPU, the CUDA streams whose later work may reuse the memory; the first is the launching stream.
+        streams: on a GPU, the CUDA streams whose later work may reuse the memory; the first is the stream that was current at
+            the launch.
         stored: the number of items, from the first on, that need no more storing.
 
     """
@@ -68,14 +70,14 @@ class InFlightBucket:
         """Stores all results in their gradients. Called without gradient recording, after `Bucket.wait`.
 
         Args:
-            strict: is it an error if the user has replaced the ``param.grad`` that was sent? Otherwise the result of such a
+            strict: is it an error if the user has replaced the ``param.grad`` that was sent? If False, the result of such a
                 gradient is dropped.
 
         Returns:
             The first error of all items, or None.
 
         Raises:
-            Exception: a compression of the user has raised it. Call this method again to store the items after that one.
+            Exception: a compression of the user has raised it. Call this method again to store the items after the failed one.
 
         """
         failure: HvdliteError | None = None
@@ -99,8 +101,8 @@ class InFlightBucket:
             except Exception:  # raised by a user's compression; the next call goes on with the next item
                 self.stored = place + 1
                 raise
-            # Ctrl-C may interrupt the lines above, which then run once more. Ctrl-C cannot come between the end of these lines
-            # and the next statement. If Ctrl-C prevents the merge below, settle() makes the merge.
+            # If Ctrl-C interrupts the try statement, the next call stores this item again. Ctrl-C cannot come between the try
+            # statement and the next line. If Ctrl-C prevents `merge`, the reducer's settle() calls it.
             self.stored = place + 1
             if value is not None:
                 gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
@@ -123,7 +125,7 @@ class Bucket(ABC):
         self._streams = StreamsOfBucket(self.device)
 
     def see_stream(self) -> None:
-        """Called on a GPU: a gradient of this pass was made in the current stream."""
+        """Called for a bucket on a GPU when one of its gradients was made in the current stream."""
         self._streams.see()
 
     @abstractmethod
@@ -153,16 +155,16 @@ class Bucket(ABC):
         """
 
     def close(self, engine: "Engine") -> None:  # noqa: B027 - most buckets have prepared nothing
-        """Called when the plan is dropped. Results in flight may still be stored."""
+        """Called when the plan is dropped. Results that are in flight then may still be stored."""
 
 
 def turn_of(reducer: PassDriver) -> int:
-    """The number of the reduction in its training step, modulo _TURNS. The names contain it, so the next names differ."""
+    """The number of the reduction in its training step, modulo _TURNS. It makes the names of successive reductions differ."""
     return reducer.turn % _TURNS
 
 
 def suffix_of_pass(turn: int) -> str:
-    """The last part of the names in a reduction. turn: see `turn_of`."""
+    """The last part of the requests' names in a reduction. turn: see `turn_of`."""
     return f"@{turn + 1}" if turn else ""
 
 
@@ -184,7 +186,7 @@ class DenseBucket(Bucket):
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
-        # The ids of the prepared groups, one for each turn: without weights, and with them.
+        # The ids of the prepared groups for reductions without weights, and for those with weights; one id for each turn.
         self._groups: tuple[list[int], list[int]] = [], []
 
     def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:
@@ -318,7 +320,7 @@ class SparseBucket(Bucket):
                 reducer.launched(number)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for both results. If Ctrl-C came before the submission, there is nothing to wait for."""
+        """Waits for the indices and the values. If Ctrl-C came before the submission, there is nothing to wait for."""
         if launched.works and not launched.outcomes:
             streams = () if self.device == CPU else self._streams.after(launched.streams)
             (work,) = launched.works

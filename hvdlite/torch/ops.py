@@ -1,8 +1,8 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
 The functions that wait and return a new tensor have gradients. The in-place functions and the ``_async`` functions have no
-gradients, and are those of `hvdlite.ops` (except `sparse_allreduce_async`). Autograd does not see what in-place functions
-change. The gradients follow Horovod's convention:
+gradients, and are those of `hvdlite.ops` (except `sparse_allreduce_async`). Autograd does not see the changes that in-place
+functions make. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: the gradient of that sum, divided by the number of ranks;
@@ -147,9 +147,9 @@ def _reduce_for(call: _CallArguments, tensors: Sequence[torch.Tensor], op: int =
 
 
 def _choice_slopes(call: _CallArguments, values: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The derivatives of Min or Max: 1 divided by the number of ranks that have the extreme value; 0 on the other ranks.
+    """The derivatives of Min or Max: on the ranks that have the extreme value, 1 divided by the number of these ranks; else 0.
 
-    With a compression, the values after compression and decompression count.
+    With a compression, the values are compared as they are after compression and decompression.
     """
     coder = call.compression
     sent = values if is_none(coder) else [coder.decompress(*coder.compress(value)) for value in values]
@@ -185,9 +185,9 @@ def allreduce(
 
     With Average and Sum, backward reduces the ranks' incoming gradients with the same op, factors and compression. With Min and
     Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With Product a rank gets that sum
-    times the other ranks' values. With a weighted mean a rank gets that sum times its share of all weights (and the factors).
-    All these are the true gradient of the sum of all ranks' losses. With Adasum, backward is an Adasum of the incoming
-    gradients: this is Horovod's convention, and not a derivative.
+    times the product of the other ranks' values. With a weighted mean a rank gets that sum times its share of all weights (and
+    the factors). In all these cases this is the true gradient of the sum of all ranks' losses. With Adasum, backward is an
+    Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
 
     With scale factors, Min, Max and Product have no gradient: backward raises UnsupportedError.
 
@@ -353,8 +353,8 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         call: _CallArguments = ctx.call
         (average,) = _reduce_for(call, [grad], Average)
-        # The zeros are computed from the average. So if this backward is differentiated again, autograd runs the allreduce's
-        # backward on these ranks, too.
+        # The zeros of the other ranks are computed from the average. So if this backward is differentiated again, autograd runs
+        # the allreduce's backward on the other ranks, too.
         return None, None, average if ctx.is_root else average.masked_fill(torch.ones_like(average, dtype=torch.bool), 0)
 
 
@@ -450,7 +450,7 @@ class _Reducescatter(torch.autograd.Function):
         gathered = _gather(call, call.grad_name(), scaled)
         if [len(rows) for rows in gathered] == ctx.rows:
             return (None, *gathered)
-        # Ranks that have joined sent no rows.
+        # Ranks that have joined sent no rows. Find out which ranks these are, and fill in zeros for them.
         members = call.process_set.size() or 1
         place = torch.tensor([call.process_set.rank() or 0], device="cpu")
         working = set(ops.allgather(place, call.grad_name(".working"), call.process_set).tolist())

@@ -44,7 +44,8 @@ else:
 
 __all__ = ["DistributedOptimizer"]
 
-# Numbers the optimizers of each set of ranks: the ranks of a set make theirs in one order, and other ranks may make none.
+# Numbers the wrapped optimizers of each set of ranks. A number means the same optimizer on all ranks of the set, because these
+# ranks wrap their optimizers in the same order. Other ranks may not have these optimizers.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 _connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # the wrappings that reduce gradients or steps
@@ -81,9 +82,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in that dtype.
     - If the ranks' batches differ in size, set ``optimizer.weight = len(batch)`` before ``backward()`` on all ranks. The
       weighted mean equals the mean of one process with the whole batch.
-    - With a closure (LBFGS) the optimizer sees the loss of all ranks, reduced like the gradients.
+    - With a closure (LBFGS) the optimizer sees the training loss reduced over all ranks, like the gradients.
     - With op=Adasum ``backward()`` reduces nothing: ``step()`` uses this rank's gradients (and the loss that a closure returns
-      on this rank), and then combines the changes of all ranks.
+      on this rank), and then combines the changes of the parameters on all ranks.
     - The plain optimizer can load a ``state_dict()`` of the wrapped one, and the other way round.
 
     Reductions of gradients are collective over `process_set`: the ranks must have the same parameters, by name, shape and
@@ -93,19 +94,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Args:
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
             collective if the first call had ``shard=True``.
-        named_parameters: the model's named parameters: errors and logs use the names, and buckets follow their order.
-            It may have more parameters than the optimizer. Default: names made of the places in the optimizer's parameter
-            groups.
+        named_parameters: the model's named parameters: errors and logs use the names, and buckets follow the order of the
+            parameters. There may be parameters that the optimizer does not have. Default: names made of the places in the
+            optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with the same methods; or a codec such as
             ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`); or
-            `Compression.auto`, which chooses one by a measurement when the gradients are first reduced.
-            `Compression.powersgd`, error feedback and a `BucketCodec` keep state in the optimizer: ``state_dict()`` includes
-            it. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
+            `Compression.auto`, which chooses a compression by a measurement when the gradients are first reduced.
+            `Compression.powersgd`, error feedback and a `BucketCodec` keep state in the optimizer, and ``state_dict()``
+            includes this state. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. The gradients are
             not divided by this number: divide the loss, or pass `average_aggregated_gradients`.
-        op: `Average`, `Sum`, or `Adasum` of the steps. For Adasum the number of ranks must be a power of two, and a step must
-            not be skipped on some ranks only. `backward_passes_per_step`, `groups`, `sparse_as_dense` and
-            `gradient_as_bucket_view` have no effect with Adasum.
+        op: `Average` or `Sum` of the gradients, or `Adasum` of the optimizer's steps. For Adasum the number of ranks must be a
+            power of two, and a step must not be skipped on some ranks only. `backward_passes_per_step`, `groups`,
+            `sparse_as_dense` and `gradient_as_bucket_view` have no effect with Adasum.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
@@ -117,10 +118,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             the plain one.
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
         gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
-            are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and ``.grad`` stays there
-            while the program keeps it. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all ranks
-            called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it is
-            impossible (several hosts, no shared memory). False: no.
+            are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and ``.grad`` stays there until
+            the program sets it to None. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all
+            ranks called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it
+            is impossible (several hosts, no shared memory). False: no.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
             Adasum or `shard`: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
@@ -173,7 +174,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     mode = mode_of(start_check, "DistributedOptimizer")
     if isinstance(optimizer, _DistributedOptimizer):
         optimizer._hvdlite.undo(optimizer)
-    # This comes after everything that may raise on some ranks only, because a call that raises there must take no number.
+    # The optimizer takes its number after everything that may raise on some ranks only: a call that raises must take no number.
     settings = ReducerSettings(
         prefix=f"optimizer{next(_serials[tuple(process_set.ranks or ())])}",
         op=op,
@@ -272,7 +273,8 @@ class _Wrapping:
             share_after_joins(optimizer)
 
     def require_compatible(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Checks new parameters against all other optimizers: there is only one way to reduce a gradient or a step.
+        """Checks that no other wrapped optimizer would reduce the gradients (with Adasum: the steps) of these parameters
+        differently.
 
         Raises:
             InvalidArgumentError: another optimizer has one of the parameters, and another op or process set.
@@ -299,7 +301,7 @@ class _Wrapping:
         self._undo += connect(optimizer, sharded)
 
     def hook_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes torch call the hooks around each step, and installs one that counts the step for `hvdlite.stats`."""
+        """Makes torch call the hooks around each step, and installs a hook that counts the steps for `hvdlite.stats`."""
         self._undo.append(reach_steps(optimizer))
         self._undo.append(optimizer.register_step_post_hook(_stepped).remove)
 
@@ -319,7 +321,7 @@ class _Wrapping:
         del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds parameters whose gradients are then reduced, too. If it raises (as `add_param_group`), nothing has changed."""
+        """Adds parameters whose gradients are then reduced, too. Raises as `add_param_group`; then nothing has changed."""
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
@@ -386,7 +388,7 @@ class _Wrapping:
         return None
 
     def _wrap_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Makes a closure that reduces the loss and the gradients over the ranks, because an optimizer may use the loss."""
+        """Makes a closure that also reduces the gradients and the training loss, because an optimizer may use the loss."""
 
         def of_all_ranks() -> Any:
             self.settle()
@@ -458,7 +460,7 @@ class _DistributedOptimizer(_Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """Backward passes added up on each rank before a reduction."""
+        """The number of backward passes that each rank adds up before a reduction."""
         return self._hvdlite.passes_per_step
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -491,8 +493,8 @@ class _DistributedOptimizer(_Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of it,
-        ``step()`` does not reduce a gradient twice either. A step with a closure reduces in any case.
+        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of this
+        statement ``step()`` does not reduce a gradient twice either. A step with a closure reduces in any case.
 
         Raises:
             AssertionError: op is Adasum, and there are several ranks.
@@ -509,8 +511,8 @@ class _DistributedOptimizer(_Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A with statement in which backward passes add to this rank's gradients without a reduction. The next pass outside of
-        it, or ``step()``, reduces the sum. All ranks must use it for the same passes.
+        """A with statement in which backward passes add to this rank's gradients without a reduction. The next backward pass
+        outside of the statement, or ``step()``, reduces the sum. All ranks must use `no_sync` for the same passes.
         """
         reducers = self._hvdlite.reducers()
         for reducer in reducers:

@@ -1,4 +1,4 @@
-"""The file from which an `ElasticJob` continues. Two hosts have it, so that it need not lie in a folder that hosts share."""
+"""The file from which an `ElasticJob` continues. Two hosts have the file, so the hosts need not share a folder."""
 
 import os
 import socket
@@ -37,8 +37,8 @@ class CheckpointFile:
             load: a function that gives the objects of the job their states. It gets the states by name.
 
         Returns:
-            The same on all ranks: the number of steps that the file has, or 0 if there is none; the rank that has that state (0
-            if there is no file); and what is wrong with a file or a folder, or "".
+            The same on all ranks: the number of steps that were applied before the file was written, and the rank that has
+            loaded the file (both 0 if there is no file); and what is wrong with a file or a folder, or "".
         """
         content, problem = self._read() if local_rank() == 0 else (None, "")
         position = -1 if content is None else int(content["position"])
@@ -108,7 +108,7 @@ class CheckpointFile:
         except BaseException as error:
             with suppress(OSError):
                 os.remove(part)
-            # If a write fails, torch raises a RuntimeError of its own.
+            # If a write fails, torch raises a RuntimeError, whose context is the OSError.
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError):
                 raise

@@ -35,14 +35,14 @@ class StepOutcome:
 
     Attributes:
         applied: was the step applied? If it was not, `batches` gives the same batch again. With a sharded optimizer, a later
-            loss of a rank may take back applied steps, as far as the last commit (`ElasticJob.committed`).
+            loss of a rank may take back the steps that were applied after the last commit (`ElasticJob.committed`).
     """
 
     applied: bool = False
 
 
 class ElasticJob:
-    """A training over a global order of samples that continues when ranks are lost. No step is lost or applied twice.
+    """A training that takes samples in a global order, and continues when ranks are lost. No step is left out or counts twice.
 
     `batch_size` is that of all ranks together, whatever their number. Each batch is divided among the ranks, which may get
     different numbers of samples: gradients are weighted by these numbers (``optimizer.weight``), so the training loss has to
@@ -52,8 +52,8 @@ class ElasticJob:
     job. If a living rank has applied the step, the step counts, and the living ranks that have not applied it copy that rank's
     state. If no living rank has applied it, model, optimizer, scheduler, random numbers and all other state return to the
     values before the step, and `batches` gives the same batch again, divided among the remaining ranks. Each rank keeps its own
-    random numbers. A rank that gets SIGTERM, and has no handler for it, leaves after this step or the next one. All of this
-    needs ``hvdlite run --elastic`` with Open MPI 5 (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the
+    random numbers. A rank that gets SIGTERM, and has no handler for it, leaves after its present step or the next one. All of
+    this needs ``hvdlite run --elastic`` with Open MPI 5 (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the
     program with PeerLostError.
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of the optimizer's state is lost. So every `commit_every`
@@ -62,11 +62,11 @@ class ElasticJob:
     step is repeated.
 
     A compression with state (PowerSGD, error feedback) keeps its state: a step that is not applied does not change the
-    residuals. The residuals of a lost rank are lost. Ranks that copy the state from another one begin without residuals.
+    residuals. The residuals of a lost rank are lost. Ranks that copy the state from another rank begin without residuals.
 
-    Spares (``hvdlite run --spares``) run the same program, so they make an `ElasticJob`, too. After a step, spares replace lost
-    ranks, and get a copy of the state. The constructor is collective over all ranks. All ranks get rank 0's state, or the state
-    of the checkpoint if there is one.
+    Spares (extra processes, ``hvdlite run --spares``) run the same program, so they make an `ElasticJob`, too. After a step,
+    spares replace lost ranks, and get a copy of the state. The constructor is collective over all ranks. All ranks get rank 0's
+    state, or the state of the checkpoint if there is one.
 
     Args:
         model: a module.
@@ -75,12 +75,13 @@ class ElasticJob:
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
         scaler: a GradScaler, or None. With a scaler, a step may leave ``optimizer.step()`` out.
-        seed: seeds the order of samples and, for each sample, Python's, NumPy's and torch's CPU generator; equal on all ranks.
+        seed: seeds the order of samples and, for each sample, the random numbers of Python, NumPy and torch (on the CPU); equal
+            on all ranks.
         checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
             need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
             ranks. "": no file.
-        save_every: the number of steps between two checkpoints. Each replaces the file atomically, so a reader never sees a
-            part of a checkpoint. If a rank that writes the file has to leave, it first writes a checkpoint.
+        save_every: the number of steps between two checkpoints. Each checkpoint replaces the file atomically, so a reader never
+            sees a part of one. If a rank that writes the file has to leave, it first writes a checkpoint.
         commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
         **kept: more objects with ``state_dict()`` and ``load_state_dict()`` that belong to the state, such as averaged models.
 
@@ -220,10 +221,11 @@ class ElasticJob:
     def step(self) -> Iterator[StepOutcome]:
         """A with statement around one step: forward, backward and exactly one ``optimizer.step()`` (or none, with a scaler).
 
-        It handles only the loss of ranks. All other exceptions reach the program.
+        This statement handles only the loss of ranks. All other exceptions reach the program.
 
         Raises:
-            InvalidArgumentError: no batch was taken for it, it is inside of another `step`, or ``optimizer.step()`` is missing.
+            InvalidArgumentError: no batch was taken for this `step`; this `step` is inside of another one; or
+                ``optimizer.step()`` is missing.
             PeerLostError: a rank was lost, and the job cannot continue without it.
             UnsupportedError: fewer ranks remain than HVDLITE_ELASTIC_MIN_RANKS, and no spare came.
         """
@@ -259,7 +261,7 @@ class ElasticJob:
     def _tell_leave(self) -> None:
         """With a sharded optimizer: makes the next step tell the other ranks whether this rank has to leave.
 
-        The notice travels with the weight of this rank's gradients. All ranks see the same weights, so all ranks learn of the
+        The notice travels with the weight of this rank's gradients. All ranks exchange their weights, so all ranks learn of the
         notice in the same step.
         """
         self._may_leave = not self._state.is_sharded
@@ -320,8 +322,8 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # After the loss of a rank, this rank does not call _admit_spare: other ranks may have noticed the loss in
-            # _admit_spare, so they continue with a batch, and would not take part.
+            # After the loss of a rank, this rank does not call _admit_spare, which is collective: other ranks may have noticed
+            # the loss in _admit_spare, so they continue with a batch, and do not call it again.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
@@ -359,7 +361,9 @@ class ElasticJob:
     def _point(self) -> float | None:
         """The number of this rank's newest point; None if this rank has no state yet.
 
-        A point is a state that all ranks can have after the loss of a rank (`hvdlite.elastic.steps`).
+        A point is a state that all ranks can have after the loss of a rank (`hvdlite.elastic.steps`): a commit if the optimizer
+        is sharded, otherwise an applied step. If the loss of a rank has interrupted that step after ``optimizer.step()``, the
+        number of the point is half less, so that this rank copies from a rank that has ended the step.
         """
         if not self._has_state:
             return None
@@ -395,9 +399,9 @@ class ElasticJob:
         self._enter(lambda: call.recover(loss, self._point))
 
     def _go_on_from(self, plan: CopyPlan) -> None:
-        """Returns to the last commit if the optimizer is sharded. Then ranks without the newest point (`_point`) copy it.
+        """Returns to the last commit if the optimizer is sharded. Then the receivers of the plan copy the state of its source.
 
-        If there are such ranks, the call is collective over all ranks.
+        If there are receivers, the call is collective over all ranks.
         """
         commit = self._last_commit
         if commit.snapshot is not None and rank() not in plan.receivers:

@@ -26,7 +26,7 @@ class Snapshot:
         buffers: copies of the model's buffers.
         options: copies of the optimizer's options, such as the learning rate, by group and name. A scheduler changes them.
         random_numbers: the states of this rank's generators: of torch, of its GPUs, of Python and of NumPy.
-        codings: the compression's state of each parameter, on this rank.
+        codings: the state that the compression keeps on this rank, for each parameter.
     """
 
     states: dict[str, Any]
@@ -38,11 +38,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Commit:
-    """A copy of the whole state, to which all ranks return after a loss if the optimizer is sharded.
+    """A copy of the whole state, to which all ranks return after the loss of a rank if the optimizer is sharded.
 
     Attributes:
         number: the number of this commit, the same on all ranks; 0: there is no commit yet.
-        position: the number of steps that were applied before it.
+        position: the number of steps that were applied before this commit.
         snapshot: the state; None if there is no commit yet.
     """
 
@@ -81,13 +81,13 @@ class JobState:
     # --- in this process ----------------------------------------------------------------------------------------------------
 
     def before_step(self) -> Snapshot:
-        """A copy of what a step can change without ``optimizer.step()``."""
+        """A copy of what a step can change even if ``optimizer.step()`` is not called."""
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
         """A copy of the whole state. The states of the model and of a sharded optimizer are copied to host memory.
 
-        If the optimizer is sharded, the call is collective over all ranks, unless its state was `loaded`
+        If the optimizer is sharded, the call is collective over all ranks, unless the optimizer has just `loaded` a whole state
         (`OptimizerStateHandler.copied`).
         """
         model = copied_to_host(self._model.state_dict())
@@ -130,10 +130,10 @@ class JobState:
             self._all[name].load(state)
 
     def load_all(self, states: Mapping[str, Any]) -> None:
-        """Gives all objects a state. Ignores other states.
+        """Gives each object the state under its name. Ignores all other states.
 
         Raises:
-            KeyError: the state of one of them is missing.
+            KeyError: the state of an object is missing.
         """
         self.load({name: states[name] for name in self._all})
 
@@ -142,8 +142,8 @@ class JobState:
     def receive(self, source: int) -> None:
         """Gives all ranks the present state of the source. Collective over all ranks.
 
-        Each rank keeps its own random numbers. If a rank is lost meanwhile, the received state may be incomplete. Then a rank
-        restores its own state. With a sharded optimizer it does not: the caller restores the last commit.
+        Each rank keeps its own random numbers. If a rank is lost meanwhile, the received state may be incomplete. Then this
+        method restores the state that this rank had before; with a sharded optimizer, the caller restores the last commit.
 
         Raises:
             PeerLostError: a rank was lost.

@@ -61,7 +61,7 @@ _numpy = _LastCopy(np.random.get_state, _seen_of_numpy)
 
 
 def copied_numbers() -> tuple[Any, Any]:
-    """Copies of the states of Python's and of NumPy's generator, which nobody may change."""
+    """Copies of the states of Python's and of NumPy's generator. Do not change them: later calls may return the same copies."""
     return _python(), _numpy()
 
 

@@ -1,4 +1,4 @@
-"""A dataset that seeds the generators of random numbers for each sample, so that all ranks would load the same sample."""
+"""A dataset that seeds the random generators for each sample, so that a sample does not depend on the rank that loads it."""
 
 import random
 import zlib
@@ -18,10 +18,10 @@ __all__ = ["SeededSamples"]
 class SeededSamples(torch.utils.data.Dataset[Any]):
     """Loads the samples of another dataset. A sample's random numbers depend on the seed, the epoch and the sample's index.
 
-    They do not depend on the rank that loads the sample. This holds for the global generators of torch on the CPU, of Python's
-    `random` and of NumPy (``np.random.rand`` and the like). After a sample or a batch is loaded, these generators have the
-    same state as before. Other generators are neither seeded nor restored: those of GPUs, and those that the dataset has made
-    itself, such as ``np.random.default_rng()``.
+    These numbers do not depend on the rank that loads the sample, if they come from the global generators of torch on the CPU,
+    of Python's `random` or of NumPy (``np.random.rand`` and the like). After a sample or a batch is loaded, these generators
+    have the same state as before. Other generators are neither seeded nor restored: those of GPUs, and those that the dataset
+    has made itself, such as ``np.random.default_rng()``.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:

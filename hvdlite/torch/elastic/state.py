@@ -31,9 +31,10 @@ __all__ = [
 class TorchState(ObjectState):
     """Keeps models, optimizers, samplers, schedulers and any other objects, which are its attributes.
 
-    Models, optimizers (wrapped or not), samplers, single parameters, generators and all other objects with ``state_dict()`` and
-    ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders) are changed in place and stay on their device, even
-    if they are in a list or another object. All other attributes are kept as `hvdlite.elastic.ObjectState` keeps them.
+    The following objects are changed in place and stay on their device, even if they are in a list or another object: models,
+    optimizers (wrapped or not), samplers, single parameters, generators, and all others with ``state_dict()`` and
+    ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders). All other attributes are kept as
+    `hvdlite.elastic.ObjectState` keeps them.
 
     If an optimizer is sharded (``shard=True``), making the state, `save` and `commit` are collective over all ranks: each rank
     saves the whole state of the optimizer, in host memory.
@@ -83,7 +84,7 @@ class TorchState(ObjectState):
 
 class StateDictHandler(StateHandler):
     """For objects whose ``state_dict()`` has tensors and plain values. The base of all other handlers: `save`, `restore` and
-    `sync` consist of `copied`, `load` and `receive`, which `ElasticJob` uses as well.
+    `sync` call `copied`, `load` and `receive`, which `ElasticJob` calls as well.
     """
 
     def copied(self) -> Any:
@@ -134,8 +135,8 @@ class OptimizerStateHandler(StateDictHandler):
     def copied(self, loaded: bool = False) -> Any:
         """A copy of the whole state.
 
-        If the optimizer is sharded, the call is collective over all ranks, unless the state was `loaded`: see
-        `hvdlite.torch.sharding.ShardedState.whole_state`. The copy of a sharded state is in host memory.
+        If the optimizer is sharded, the call is collective over all ranks, unless the optimizer has just `loaded` a whole state
+        (see `hvdlite.torch.sharding.ShardedState.whole_state`). The copy of a sharded state is in host memory.
         """
         sharded = sharded_state_of(self.value)
         if sharded is None:
