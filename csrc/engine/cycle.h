@@ -1,6 +1,6 @@
 // The core of the engine. The thread that holds the progress token (engine.h) calls pass() again and again. A pass gives
-// messages and queued entries to the four machines Negotiation, PointToPoint, Execution and Membership, lets them advance, and
-// carries out what they want.
+// messages and queued entries to the four state machines Negotiation, PointToPoint, Execution and Membership, lets them
+// advance, and carries out what they want.
 // Thread: the holder of the progress token only. Owns: the machines. Blocks: only on GPUs (execution.h) and on the lock of
 // Numbering (numbering.h). Throws: the constructor, end_all() and close(). In all other functions any exception (of the
 // transport, a GPU, a lack of memory, a bug in hvdlite) makes this rank fail, with the exception's text as the cause
@@ -30,9 +30,9 @@ class Cycle {
  public:
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
-  // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
-  // messages even if all ranks of the job agree in shared memory, and so send few. This look costs more than the rest of the
-  // pass, so a caller that drives asks for it only in some passes.
+  // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for the
+  // control messages of all ranks. If all ranks of the job agree in shared memory, they send few, and this look costs more than
+  // the rest of the pass. So a caller that drives asks for the look only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
   // When anything last happened.

@@ -31,7 +31,7 @@ constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepLongNoBell{5'000};
 constexpr microseconds kSleepIdleNoBell{50'000};
-// These two hold with bells and without.
+// These two limits hold with bells and without.
 constexpr microseconds kFirstSleep{20};
 constexpr microseconds kSleepMovingData{200};
 // The longest sleep while a GPU works. So the engine asks NCCL for errors at least this often.

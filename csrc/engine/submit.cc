@@ -56,8 +56,7 @@ void check_weight(const Request& request, double weight) {
                   "; a weight is finite and 0 or more, such as the number of samples in the batch");
 }
 
-// The engine reduces a group as a whole. So a weighted group must have one weight, and all its members must come in one
-// submission.
+// The engine reduces a group as a whole. So members of a weighted group must have one weight and come in one submission.
 void check_weights(std::span<const Entry> entries) {
   for (const Entry& entry : entries) {
     const Request& request = *entry.request;
@@ -74,8 +73,7 @@ void check_weights(std::span<const Entry> entries) {
   }
 }
 
-// Checks that the request may be in a prepared group whose first request is `first` and whose other requests have these names.
-// Adds the request's name to the names.
+// Checks that the request may be in a prepared group with `first` and these names, and adds the request's name to the names.
 void check_member(const Request& request, const Request& first, NamesInFlight& names) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kInvalidArgument, describe(request) + ": " + why);
@@ -353,8 +351,7 @@ bool Engine::pass_at_once(bool whole) {
 
 // --- prepared groups ------------------------------------------------------------------------------------------------
 
-// Both requests have the same hashes, because seal() leaves `absent` out. So a rank without a value agrees with ranks that have
-// a value.
+// Both requests have equal hashes, because seal() leaves `absent` out. So ranks with a value agree with ranks without a value.
 PreparedGroup::RequestPair Engine::pair_of(const RequestView& view, const SetDirectory::Info& set) {
   PreparedGroup::RequestPair pair{check(view, set), nullptr};
   auto absent = std::make_shared<Request>(*pair.present);

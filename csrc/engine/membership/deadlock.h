@@ -1,4 +1,4 @@
-// Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
+// Finds ranks that wait for each other for ever. A pure state machine: reports go in, probes and verdicts come out.
 // Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: std::bad_alloc.
 //
 // A rank is blocked when all its known threads (WaitRegistry) wait, and nothing that they wait for is agreed. (If operations
@@ -31,7 +31,8 @@ class DeadlockDetector {
   // patience: how long a finding must hold before the ranks are probed.
   explicit DeadlockDetector(base::microseconds patience) : patience_(patience) {}
 
-  // Replaces the rank's last report. A report that says "not blocked" only removes it. A report may also answer a probe.
+  // Replaces the rank's last report. A report that says "not blocked" only removes the last report. A report may also answer a
+  // probe.
   void report(int rank, BlockedReport report);
 
   struct Actions {

@@ -2,9 +2,9 @@
 // Thread: one at a time. Owns: the roster, and the time of the last message from every other host. Blocks: never. Throws: what
 // the facts throw, and std::bad_alloc.
 //
-// A pure machine with two drivers: Membership in the passes of the engine, and Job (job/job.h) for the time without an engine.
-// The first failure decides: after it find_lost() does nothing, and the driver must call neither hear() nor keep_in_touch() any
-// more.
+// A pure state machine with two drivers: Membership in the passes of the engine, and Job (job/job.h) for the time without an
+// engine. The first failure decides: after it find_lost() does nothing, and the driver must call neither hear() nor
+// keep_in_touch() any more.
 //
 //   the transport or the kernel reports a lost rank --> find_lost ------> Fail; for a rank of this host also Warn
 //   another rank says that it fails -----------------> hear(Failure) ---> Fail, and Send FailureSeen

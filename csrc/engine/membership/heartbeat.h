@@ -1,4 +1,5 @@
-// When to send another host a heartbeat, and which other host has sent none for too long. A pure machine.
+// Decides when this rank sends heartbeats to other hosts, and which other hosts have sent none for too long. A pure state
+// machine.
 // Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: std::bad_alloc.
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes

@@ -3,8 +3,8 @@
 // Thread: one at a time. Owns: the detectors of failures, stalls and deadlocks. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
-// A pure machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine calls
-// no transport and knows no thread. It can be copied, and digest() tells apart states in which ranks may end differently.
+// A pure state machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine
+// calls no transport and knows no thread. It can be copied, and digest() tells apart states in which ranks may end differently.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log

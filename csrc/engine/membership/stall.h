@@ -1,5 +1,6 @@
 // Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and in the end makes
-// all ranks give up. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
+// all ranks give up. A pure state machine: open operations, answers and the time go in; questions, log lines and a verdict come
+// out.
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: std::bad_alloc, and what StateOf throws.
 //
@@ -30,7 +31,7 @@
 
 namespace hvdlite::engine {
 
-// An operation of this rank whose age is at least half of the lower limit.
+// An operation of this rank whose age is at least half of the lower of the two limits (StallInspector::Limits).
 struct Stalled {
   std::uint64_t record = 0;          // its number in the flight recorder
   const Request* request = nullptr;  // valid during look()
@@ -129,7 +130,7 @@ class StallInspector {
     Time since;        // the submission of its oldest operation
   };
 
-  // Writes the end of each stall of which no operation is stalled any more.
+  // Writes a log line for each stall that has ended, because none of its operations is stalled any more.
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
   // What a text about ranks needs: their names, and what this rank can see of them.
   struct Names {

@@ -4,9 +4,9 @@
 // have arrived before their receive was posted. Blocks: only in the effects. Throws: Error(Internal) on messages that no
 // correct rank sends, std::bad_alloc, and what the effects throw.
 //
-// A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
-// nothing, and of all collectives only the removal of a process set waits for sends and receives. digest() tells the machine's
-// states apart. Cycle drives the machine, and gives it the other ranks' messages.
+// A pure state machine: entries and messages go in; what must be done comes out through Effects, in order. The machine
+// negotiates nothing, and of all collectives only the removal of a process set waits for sends and receives. digest() tells the
+// machine's states apart. Cycle drives the machine, and gives it the other ranks' messages.
 //
 //   what callers ask ---------> admit() ----------------+
 //   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
