@@ -43,8 +43,8 @@ constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 // Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
-// A rank counts as silent if it has not answered after half the lower limit, but at least kShortestPatience and at most
-// kLongestPatience.
+// A rank counts as silent if it has not answered after half the lower limit (at least kShortestPatience, at most
+// kLongestPatience).
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
 // When another rank looks after a set, this rank asks nothing about the set for some time: no question before giving up for
 // kGrace, or no question before a warning for the limit for warnings plus kGrace. Between the end of a question before giving
