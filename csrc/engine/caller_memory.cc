@@ -1,10 +1,11 @@
 // Memory that Engine gives its callers: for results, and arenas.
 //
-// create_arena() checks the set, the size, the knob, the hosts, the channel and the kind, in this order. shares_memory is also
-// false if the ranks are on several hosts. So the hosts are checked first, and the error names the real cause.
+// create_arena() checks the set, the size, the knob HVDLITE_SHARED_MEMORY, the members' hosts, shares_memory and the kind, in
+// this order. If the members are on several hosts, shares_memory is false, too. So the hosts are checked before it, and the
+// error names the real cause.
 //
-// A result for which the caller knows the size is allocated in the caller's thread, and not in a pass: new pages take time, and
-// a pass that waits for them would delay all operations in flight.
+// A result whose size the caller knows is allocated in the caller's thread, and not in a pass of the engine: new pages take
+// time, and a pass that waits for them would delay all operations in flight.
 
 #include <string>
 
@@ -18,19 +19,20 @@ using base::ErrorCode;
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
   // After a failure, another rank that does not know of the failure may still store into results of the last operations, and
-  // the cache may reuse their memory. So new results lie in memory that no other rank maps.
+  // the cache may reuse the memory of these results. So new results lie in memory that no other rank maps.
   return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 
 device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
   device::Buffer memory =
       shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
-  // From now on the pool reuses the memory only after the operations that the engine runs on it.
+  // From now on the pool reuses this memory only after the engine's operations at this address.
   memory.lend();
   return memory;
 }
 
-// Without an address, ranks of one host get different GPUs if each of them sees all GPUs of the host, and there are enough.
+// For a null address, ranks of one host get different GPUs, if each rank sees all GPUs of the host and there is one for each
+// rank.
 int Engine::gpu_of_address(const void* address) {
   const device::Driver& driver = shared_.devices.driver();
   if (address != nullptr) return device::gpu_of_address(driver, address);
@@ -68,7 +70,8 @@ std::unique_ptr<ArenaDraft> Engine::create_arena(std::int32_t set, const std::st
     throw Error(ErrorCode::kInvalidArgument,
                 "unknown kind of shared memory '" + kind + "'; known: memfd, shm");
   }
-  // The upper half is the rank, and the lower half counts from 1. So no id is 0, which means "in no arena".
+  // The upper half of the id is this rank's number, and the lower half counts this rank's arenas from 1. So no id is 0, and in
+  // a request 0 can mean "in no arena".
   // Ids of different ranks are never equal, and an engine uses no id twice.
   const std::int64_t id = (std::int64_t{topology_.rank} << 32) | (arenas_created_.fetch_add(1) + 1);
   using Kind = transport::SharedMemory::Kind;

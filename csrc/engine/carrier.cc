@@ -3,15 +3,16 @@
 //    add_set       Execution ──► SetDirectory (callers) ──► Membership ──► PointToPoint
 //    remove_set    SetDirectory ──► Numbering ──► Membership ──► PointToPoint ──► Execution
 //
-// Execution comes first because it makes the set's channels: share_memory() reads them to tell the directory whether the
-// members share memory. At a removal the directory comes first: a later request of a caller is then refused inside the call. An
-// entry that is in the queue at that moment is refused when it is admitted (kRemovedSet).
+// A new set comes to Execution first, because Execution makes the set's channel through shared memory, and SetDirectory stores
+// whether all members have one (share_memory()). A removal comes to SetDirectory first: from then on a caller's request for the
+// set is refused inside the caller's call. An entry that is in the queue at that moment is refused later, when a pass admits it
+// (kRemovedSet).
 #include "engine/carrier.h"
 
 namespace hvdlite::engine {
 
-// All control messages of the engine leave here, also those of Membership, so the counters miss none. They count the encoded
-// bytes.
+// All control messages of the engine leave here, also those of Membership, so the counters miss none. control_bytes_sent counts
+// the bytes of the encoded messages.
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);
   ++shared_.counters.control_messages_sent;

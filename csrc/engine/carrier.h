@@ -1,5 +1,5 @@
-// Carries out the effects of Negotiation and PointToPoint, through the transport, the execution, and the state that callers
-// see.
+// Carries out what Negotiation and PointToPoint want done (the calls of their Effects), by means of the transport, Execution,
+// Membership and the state that callers see (SharedState).
 // Thread: the holder of the progress token. Owns: nothing. Blocks: as cycle.h says. Throws: what the transport and the
 // execution throw.
 #pragma once
@@ -29,7 +29,7 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
         transfers_(execution.transfers()),
         point_to_point_(point_to_point) {}
 
-  // --- Negotiation's effects; PointToPoint shares send, finish and reached ---
+  // --- Negotiation's effects; send, finish and reached are also effects of PointToPoint ---
   void send(int rank, const Message& message) override;
   void ring(int rank) override { transport_.ring(rank); }
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries) override {
@@ -65,8 +65,8 @@ class Carrier final : public engine::Effects, public PointToPoint::Effects {
   }
 
   // --- PointToPoint's effects ---
-  // Usage does not count the entry as waiting: it charges waiting time to the rank that asks last, and only collectives have
-  // such a rank.
+  // Usage does not count the entry as waiting, because Usage charges waiting time to the rank that asks last, and only
+  // collectives have such a rank.
   void posted(const Entry& entry) override {
     shared_.recorder.reached(entry.completion->record, FlightRecorder::Stage::kAnnounced);
     if (shared_.tracing) {

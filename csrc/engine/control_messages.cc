@@ -1,6 +1,7 @@
-// The cycle's part that gives messages of other ranks to the machine that they concern, and carries out Membership's actions.
+// The part of Cycle that gives each message of another rank to the state machine that it concerns, and carries out Membership's
+// actions.
 //
-// The way of this rank's failure. All causes end in carry_out(Fail):
+// How this rank comes to fail. All causes end in carry_out(Fail):
 //
 //    a Failure of another rank                  ──► receive ──► hear ──┐
 //    a lost rank, a silent host, a long stall   ──► look (cycle.cc) ───┼──► Membership ──► apply ──► carry_out(Fail)
@@ -9,13 +10,13 @@
 //
 // carry_out(Fail) makes its steps in this order:
 //
-//    1  tell_user    the log: the flight recorder still shows which operations are in flight
+//    1  tell_user    writes the log, while the flight recorder still shows which operations are in flight
 //    2  record       callers' submissions are refused from here on
-//    3  abandon      tries to close the ports, so that nothing that this rank has announced becomes complete later
+//    3  abandon      tries to close the ports to the ledgers, so that nothing that this rank announced there completes later
 //    4  end_all      the callers wake up, and get the text of the first failure
 //
-// A later failure makes only step 4, for entries that have come meanwhile. Ranks may differ in the failure that they see first,
-// but on one rank step 4 always gives the text of that rank's first failure.
+// After a later failure only step 4 happens, for entries that were submitted in the meantime. Ranks may differ in the failure
+// that they see first, but on one rank step 4 always gives the text of that rank's first failure.
 
 #include <type_traits>
 #include <utility>
@@ -32,15 +33,15 @@ using base::Status;
 namespace {
 
 // If this rank has no operation in flight when it fails, the log names this many ended operations. (With the log levels trace,
-// debug and info it always names all recorded operations.)
+// debug and info the log always names all recorded operations.)
 constexpr std::size_t kEndedInLog = 3;
 
 }  // namespace
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-// Adds the sender to the text of an error, because a decoder knows only the bytes. After a failure the remaining messages are
-// left for receive_late().
+// Adds the sender to the text of an error, because a decoder knows only the bytes. After a failure of this rank, the remaining
+// messages wait for receive_late().
 bool Cycle::receive(bool host_only) {
   bool any = false;
   int source = 0;
@@ -58,7 +59,7 @@ bool Cycle::receive(bool host_only) {
   return any;
 }
 
-// std::visit picks the overload by the message's type. The template is the one for Membership's messages.
+// std::visit picks the overload by the message's type. The template below is the overload for all messages to Membership.
 void Cycle::hear(int source, Message& message) {
   std::visit([&](auto& content) { hear(source, content); }, message);
 }
@@ -77,7 +78,8 @@ void Cycle::hear(int source, Content& message) {
   apply(membership_.hear(source, std::move(message), shared_.time.now(), facts_));
 }
 
-// Only Membership hears these messages: the other machines have ended all their entries, and must not begin any.
+// After this rank's failure only Membership hears messages: the other machines have ended all their entries, and must not begin
+// new ones.
 void Cycle::receive_late() {
   int source = 0;
   while (transport_.receive_message(&source, &bytes_)) {
@@ -93,7 +95,7 @@ void Cycle::apply(Membership::Actions actions) {
   }
 }
 
-// Transports carry no message from a rank to itself. A message of this rank to itself is heard at once.
+// Transports carry no message from a rank to itself, so this rank hears such a message at once.
 void Cycle::carry_out(Membership::Send& action) {
   if (action.to == transport_.rank()) {
     hear(action.to, action.message);

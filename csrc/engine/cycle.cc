@@ -6,16 +6,16 @@
 // operation that this announcement completes can start in the same pass. In the opposite order each step would wait for the
 // next pass.
 //
-// For which messages a pass looks (pass_once); the first line that holds decides. A look in the window costs some loads, and a
-// look for all messages also asks MPI:
+// For which messages a pass looks (pass_once); the first line that holds decides. A look in the window costs a few reads of
+// memory, and a look for all messages also asks MPI:
 //
 //    a thorough pass, or some ranks do not agree in memory     all messages
 //    a send or receive waits, and all ranks share one window   those in the window
-//    a send or receive waits, and some ranks do not            all messages
+//    a send or receive waits, and there is no such window      all messages
 //    none of these                                             none: what other ranks announce is in the ledger
 //
-// "Moved" is true if one of the first four steps did something, or if the transport's activity() has changed: an operation in
-// flight does not say whether it has moved data, but completed messages and steps in shared memory count there.
+// A pass has "moved" if one of the first four steps did something, or if the transport's activity() has changed. An operation
+// in flight does not say whether it has moved data, but activity() counts completed messages and steps in shared memory.
 //
 // A rank that has failed still makes passes: it ends what callers have queued meanwhile, answers the messages that need an
 // answer, and sends the messages that tell the others of its failure.
@@ -37,7 +37,7 @@ using base::Status;
 
 namespace {
 
-// The limit to the memory that whole messages (kWholeBytes) of one sender take on the receiving rank until receives take them.
+// The limit, in bytes, to the whole messages (kWholeBytes) of one sender that wait at the receiving rank for their receives.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
 // If all ranks share one window, a message for a send or receive always comes through it, and pass_once() need not ask MPI for
@@ -52,9 +52,10 @@ bool do_all_share_window(transport::Transport& transport) {
 
 }  // namespace
 
-// The order of the members matters. carrier_ comes before point_to_point_ and negotiation_, which get it as their effects.
-// carrier_'s constructor only stores the reference to point_to_point_, which does not exist yet. negotiation_ comes after both:
-// its constructor adds the set of all ranks, and carrier_ passes the set on to point_to_point_.
+// The order of the data members matters. carrier_ comes before point_to_point_ and negotiation_, whose constructors get
+// carrier_ as their Effects. carrier_'s constructor only stores the reference to point_to_point_, which does not exist yet.
+// negotiation_ comes last of the three: its constructor adds the set of all ranks, and carrier_ hands the set on to
+// point_to_point_.
 Cycle::Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection)
     : transport_(transport),
       shared_(shared),
@@ -82,7 +83,8 @@ bool Cycle::guard(Step step) {
   return !failed_before;
 }
 
-// A thread of a framework may drive and may treat subnormal floats in another way, so the pass sets the standard first.
+// The thread that makes the pass may be a framework's, which may flush subnormal floats to zero. So the pass first sets the
+// standard way of computing (StandardFloats).
 bool Cycle::pass(bool flush, bool thorough) {
   const kernels::StandardFloats floats;
   ++shared_.counters.passes;
@@ -135,7 +137,7 @@ bool Cycle::take_queued(bool flush) {
 }
 
 // Negotiation refuses a collective on a set whose removal this rank has asked for. Negotiation does not see sends and receives,
-// so this function refuses them.
+// so this function refuses those on such a set.
 void Cycle::admit(Entry& entry) {
   const Request& request = *entry.request;
   if (!base::is_point_to_point(request.kind)) return negotiation_.admit(entry);
@@ -147,7 +149,7 @@ void Cycle::admit(Entry& entry) {
   point_to_point_.admit(entry);
 }
 
-// `due` of queued entries is at least 1 µs, because 0 means that nothing is due.
+// If entries are queued, `due` is at least 1 µs, because 0 means that nothing will be due.
 Outlook Cycle::outlook() const {
   Outlook outlook;
   outlook.idle = std::chrono::duration_cast<base::microseconds>(shared_.time.now() - moved_at_);
@@ -167,9 +169,9 @@ Outlook Cycle::outlook() const {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-// Until close() has succeeded, an operation that this rank has announced at a port may become complete, and then the others
-// need this rank for it. So this rank gives up nothing before. The Goodbyes are sent last. As messages arrive in order, the
-// others handle all that this rank has sent before.
+// Until Negotiation::close() has succeeded, an operation that this rank has announced at a port may become complete, and then
+// the others need this rank for it. So this rank fails no entry before that. The Goodbyes are sent last. Because messages
+// arrive in order, the others first handle all earlier messages of this rank.
 bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;
@@ -203,7 +205,7 @@ void Cycle::raise_failure(const std::string& cause) {
 // any other exception, which hvdlite does not expect and which is therefore a bug.
 void Cycle::fail_for(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
-  // A rank is lost. If the search finds which one, the failure names it.
+  // Some rank is lost. If the search finds out which, the failure names that rank.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
     try {
       apply(membership_.look_for_lost(facts_));

@@ -1,9 +1,10 @@
-// The core of the engine. The holder of the progress token calls pass() again and again. A pass gives messages and queued
-// entries to the four machines Negotiation, PointToPoint, Execution and Membership, lets them advance, and carries out what
-// they want.
+// The core of the engine. The thread that holds the progress token (engine.h) calls pass() again and again. A pass gives
+// messages and queued entries to the four state machines Negotiation, PointToPoint, Execution and Membership, lets them
+// advance, and carries out what they want.
 // Thread: the holder of the progress token only. Owns: the machines. Blocks: only on GPUs (execution.h) and on the lock of
 // Numbering (numbering.h). Throws: the constructor, end_all() and close(). In all other functions any exception (of the
-// transport, a GPU, a lack of memory, a bug in hvdlite) fails the whole engine with its text (SharedState::failure).
+// transport, a GPU, a lack of memory, a bug in hvdlite) makes this rank fail, with the exception's text as the cause
+// (SharedState::failure).
 #pragma once
 
 #include <cstddef>
@@ -21,26 +22,26 @@
 
 namespace hvdlite::engine {
 
-// The size of the largest point-to-point message that travels whole (PointToPoint::Settings). For such a message, waiting for a
-// Clearance would take longer than sending the bytes.
+// The size in bytes of the largest point-to-point message that travels whole, inside its Offer (point_to_point.h). For such a
+// message, waiting for a Clearance would take longer than sending the bytes.
 inline constexpr std::size_t kWholeBytes = 8192;
 
 class Cycle {
  public:
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
-  // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for control
-  // messages even if all ranks of the job agree in shared memory, and so send few. This look costs more than the rest of the
-  // pass, so a caller that drives asks for it only in some passes.
+  // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for the
+  // control messages of all ranks. If all ranks of the job agree in shared memory, they send few, and this look costs more than
+  // the rest of the pass. So a caller that drives asks for the look only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
   // When anything last happened.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
-  // say_goodbye: fails entries that are not agreed, except those that a coordinator may still decide, and says goodbye; false:
-  // call it again. drained: true when agreed operations, matched sends and receives, and the GPUs' work are done, all messages
-  // have left, and each coordinator that was asked has answered the goodbye (if there was one) or left. If another rank cannot
-  // be reached any more, this rank fails, as in a pass.
+  // say_goodbye: fails entries that are not agreed, except those that a coordinator may still decide, and sends a Goodbye to
+  // all other ranks; false: call it again. drained: true when agreed operations, matched sends and receives, and the GPUs' work
+  // are done, and all messages are sent. After a Goodbye, also each coordinator that was asked for an answer must have answered
+  // or left. If another rank cannot be reached any more, both functions make this rank fail, as a pass does.
   bool say_goodbye();
   bool drained();
   // raise_failure: makes this rank fail with this cause, ends all its operations, and tells the cause to every
@@ -56,8 +57,8 @@ class Cycle {
   void end_all(const base::Status& why);
 
  private:
-  // Runs a step and returns its result. If the step throws, this rank cannot continue, and tells all others the cause; the
-  // result is then true if this is the rank's first failure.
+  // Calls step() and returns its result. If step() throws, this rank fails and tells the other ranks the cause; guard() then
+  // returns true if this is the rank's first failure.
   template <typename Step>
   bool guard(Step step);
   void fail_for(const std::exception& error);
@@ -66,13 +67,13 @@ class Cycle {
   void admit(Entry& entry);
 
   // --- messages of other ranks, and Membership's actions (control_messages.cc) ---
-  // Handles all messages that have arrived, or (host_only) only those of ranks that share a window with this one; stops if this
-  // rank fails. Returns true if there were any.
+  // Handles all messages that have arrived, or (host_only) only those of ranks that share a window with this rank; stops if
+  // this rank fails. Returns true if there were any messages.
   bool receive(bool host_only);
   // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
   void receive_late();
-  // Passes the message to its machine: a Verdict to Negotiation or PointToPoint, and a kind that is not named here to
-  // Membership. Before a Goodbye, Negotiation catches up.
+  // Gives the message to the machine that it concerns: a Verdict to Negotiation or PointToPoint, and each kind of message
+  // without an overload here to Membership (the template). Before a Goodbye, Negotiation catches up.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
@@ -112,8 +113,8 @@ class Cycle {
   SystemFacts facts_;
   std::uint64_t seen_activity_ = 0;
   std::vector<std::byte> bytes_;  // memory for a message
-  // Empty between two passes, except after an exception: then end_all() ends the entries that no other object has taken. The
-  // memory is reused.
+  // Entries that this pass has taken from the queue. Empty between two passes, except after an exception: then end_all() ends
+  // the entries that no machine has taken over. The memory is reused.
   std::vector<Entry> taken_;
   base::Clock::time_point moved_at_ = shared_.time.now();
 };

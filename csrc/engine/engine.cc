@@ -7,27 +7,28 @@
 //    receives
 //    further callers wait    each rings the doorbell and sleeps; one that wakes while the token is free takes it (wait_for)
 //    no caller waits         the engine thread takes the token for one pass at a time (run)
-//    a thread has a claim    the holder returns the token after its pass, and other threads leave it (take_token_or_wait). Then
-//                            the thread with the claim makes the passes (drive_until)
+//    a thread has a claim    the holder returns the token after its pass, and threads without a claim do not take the token
+//                            (take_token_or_wait). Then the thread with the claim makes the passes (drive_until)
 //
 // Where a thread sleeps, and who wakes it:
 //
 //    shared_.event   callers without the token,   the end of an operation, the return of the token, the end of the engine
 //                    threads with a claim
-//    kick_           the engine thread, while     a submission that wakes; poll(); the last waiting caller, if work is left;
+//    kick_           the engine thread, while     a submission with `wake`; poll(); the last waiting caller, if work is left;
 //                    it may not make passes       resume(), shutdown()
-//    the doorbell    a thread whose passes did    other ranks; a submission that wakes; a caller that waits without the token;
+//    the doorbell    a thread whose passes did    other ranks; a submission with `wake`; a caller that waits without the token;
 //                    nothing                      the last waiting caller, if work is left; a claim; the GPU's completion
 //                                                 thread; shutdown()
 //
-// Each of these sleeps has the same three steps: read the number (listen() for the doorbell), then look for work, then sleep
-// only while the number is the same. A thread that makes work stores it first, and changes the number afterwards. So no wake-up
-// is lost between the look and the sleep. There are two exceptions, because these looks come before the number is read. A
-// driving thread may miss a claim: so the thread with the claim rings every millisecond. The engine thread may miss the end
-// (stop_): then it sleeps until kStandAside is over.
+// Each of the three has a number that changes when somebody wakes the sleepers. A thread that wants to sleep reads the number
+// (EventCount::value(); listen() for the doorbell), then looks for work, and then sleeps only while the number is the same. A
+// thread that makes work first stores the work, and then changes the number. So no wake-up is lost between the look and the
+// sleep. In two cases the look comes before the number is read, and a wake-up may be lost. A driving thread may miss a claim,
+// so the thread with the claim rings every millisecond. The engine thread may miss the end (stop_), and then sleeps until
+// kStandAside is over.
 //
-// A driving caller sleeps with the token, and the engine thread without it. So a caller that comes while the engine thread
-// sleeps takes the token at once. A caller that comes while another caller sleeps has to ring.
+// A driving caller keeps the token while it sleeps, and the engine thread does not. So a caller that comes while the engine
+// thread sleeps takes the token at once. A caller that comes while another caller sleeps has to ring the doorbell.
 //
 // The order of shutdown():
 //
@@ -37,8 +38,8 @@
 //    4  queue.close()        before end_all(): an entry that is pushed after end_all() would never end
 //    5  end_all()            ends all entries that are left
 //    6  closed_              waiting callers and claims give up; the token is never free again
-//    7  join, cycle_.close() the engine thread may use the transport until it has ended
-//    8  the other parts      after Execution, whose operations use GPUs, arenas and outputs
+//    7  join, cycle_.close() in this order, because the engine thread may use the transport until it has ended
+//    8  the other parts      after cycle_.close(), because operations of Execution use GPUs, arenas and outputs
 #include "engine/engine.h"
 
 #include <sched.h>
@@ -61,11 +62,11 @@ using base::microseconds;
 
 namespace {
 
-// At shutdown: the time limit for saying goodbye, and again for the answers and for messages that have to leave.
+// The time limit of step 2 of shutdown(), and again of step 3.
 constexpr double kFlushSeconds = 1.0;
 
-// A driving thread that does not sleep, other than the engine thread, asks for a thorough pass (Cycle::pass) after this many
-// passes while nothing moves, and after the larger number of passes while something moves. Where ranks share memory, control
+// A driving caller that does not sleep asks for a thorough pass (Cycle::pass) only once in kPassesBetweenMessages passes while
+// nothing moves, and once in kMostPassesBetweenMessages passes while something moves: where ranks share memory, control
 // messages are rare, and asking MPI for them may take as long as a small operation.
 constexpr std::uint32_t kPassesBetweenMessages = 8;
 constexpr std::uint32_t kMostPassesBetweenMessages = 64;
@@ -73,7 +74,7 @@ constexpr std::uint32_t kMostPassesBetweenMessages = 64;
 // The longest sleep of a thread that wants to drive while another thread does.
 constexpr microseconds kStandAside{20'000};
 
-// The first operation that failed; null if none has. All must have ended.
+// The first operation that failed; null if none has. All operations must have ended.
 CompletionPtr first_failure(const CompletionArray& batch) {
   for (std::size_t i = 0; i < batch.size; ++i) {
     if (batch[i].failure) return batch.at(i);
@@ -161,7 +162,8 @@ void Engine::order(std::int64_t handle, void* stream) const {
   }
 }
 
-// All handles have one deadline. If an operation is not done then, the loop ends, even if operations of later handles are done.
+// All handles have one deadline. If an operation is not done at the deadline, the loop ends, even if operations of later
+// handles are done.
 bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
                   CompletionPtr* failed) {
   require_usable();
@@ -178,7 +180,7 @@ bool Engine::wait(std::span<const std::int64_t> handles, microseconds limit,
   return done;
 }
 
-// Passes over operations that are done: these need no look at the clock and no span in the timeline.
+// Skips operations that are done: these need no look at the clock and no span in the timeline.
 bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadline,
                           Clock::time_point* ended) {
   for (std::size_t i = 0; i < batch.size; ++i) {
@@ -191,12 +193,12 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
 }
 
 // The caller counts itself as waiting before it tries to get the token, and the engine thread reads that count before it takes
-// the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that leaves wakes the
-// engine thread if operations have not ended. Otherwise these would stand still until kStandAside is over, or, if the engine
-// thread sleeps at the doorbell, until its longest sleep is over.
+// the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that stops waiting wakes
+// the engine thread if operations have not ended. Otherwise an engine thread that sleeps at kick_ would sleep until kStandAside
+// is over, and one that sleeps at the doorbell until longest_sleep() is over.
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
-  // Has this call driven to the end, so that the cycle knows the time of the end?
+  // Has this thread driven until the operation ended? Then the cycle knows when it ended.
   bool drove = false;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
@@ -221,7 +223,7 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
   if (!drove) *ended = shared_.time.now();
   shared_.waits.leave(completion->is_done(), *ended);
   const bool others_wait = waiting_callers_.fetch_sub(1, std::memory_order_seq_cst) > 1;
-  // The engine thread drives the remaining operations.
+  // From now on the engine thread has to drive the remaining operations.
   if (!others_wait && has_work()) wake_engine_thread();
   if (!completion->is_done() && closed_.load(std::memory_order_acquire)) {
     throw Error(ErrorCode::kAborted, kShutDownHere);
@@ -267,8 +269,8 @@ bool Engine::is_time_for_messages(const Stillness& still) {
 }
 
 // Called with the token. Makes one pass. If the pass did nothing, spins, yields or sleeps once, depending on how long this
-// thread's passes have done nothing. limit: of a sleep. Returns false after the deadline. While things move, only the cycle
-// reads the clock.
+// thread's passes have done nothing. limit: the longest sleep. Returns false after the deadline. While passes do something,
+// only the cycle reads the clock.
 bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microseconds limit) {
   // Listens before the pass: a ring during the pass then prevents the sleep after it.
   const std::uint32_t seen = still->sleeps ? transport_->listen() : 0;
@@ -296,7 +298,8 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
 }
 
 // Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and would have rung for each kind of work
-// that this thread expects. If the next pass then finds work, a ring was probably missing (unrung_finds).
+// that this thread expects. If the next pass then finds work, a ring was probably missing, and the counter unrung_finds counts
+// that.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));
@@ -354,9 +357,9 @@ void Engine::run() {
 
 // --- the end --------------------------------------------------------------------------------------------------------
 
-// The driving thread returns the token when it sees the claim. It may have looked for claims just before it fell asleep, so
-// this thread rings again and again. Meanwhile no thread without a claim takes the token for more than one pass. Returns false
-// on a closed engine, whose token nobody gets.
+// The driving thread returns the token when it sees the claim. The driving thread may have looked for claims just before this
+// claim, and then fallen asleep, so this thread rings again and again. Meanwhile no thread without a claim takes the token for
+// more than one pass. Returns false on a closed engine, whose token nobody gets.
 bool Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
   bool taken = false;

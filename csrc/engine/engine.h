@@ -2,12 +2,14 @@
 // Thread: any thread may call any public function, also during shutdown() and after it. The destructor comes after all other
 // calls, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine thread.
 // Blocks: only wait, pause, shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a
-// GPU opens it, which may take seconds. Throws: Error, as each function says. Functions that take a handle, except release(),
-// throw Error(InvalidArgument) for an unknown one; functions about GPUs throw what device/devices.h says.
+// GPU opens it, which may take seconds. Throws: Error, as each function says. Functions that take a handle (the number of a
+// submission), except release(), throw Error(InvalidArgument) for an unknown handle; functions about GPUs throw what
+// device/devices.h says.
 //
-// The progress token: the thread that holds it drives the cycle. A caller that waits takes the token and drives, so that a
-// blocking operation needs no switch of threads. The engine thread takes it only while no caller waits. A thread that pauses
-// the engine, or makes this rank fail or leave, claims the token: a driving thread gives it back after its current pass.
+// The progress token: the thread that holds it drives the cycle, that is, it makes the cycle's passes. A caller that waits
+// takes the token and drives, so that a blocking operation needs no switch of threads. The engine thread takes the token only
+// while no caller waits. A thread that pauses the engine, or makes this rank fail or leave, claims the token: then the driving
+// thread gives the token back after its current pass.
 #pragma once
 
 #include <atomic>
@@ -43,7 +45,7 @@ struct Submission {
   std::int64_t group = 0;  // instead of `asks`: a prepared group, with the four fields below
   // The addresses of the tensors, in the group's order.
   std::span<void* const> data;
-  // For each of `data`: does this rank have no value, and only take the result? Empty: it has all values.
+  // absent[i]: this rank has no value for data[i], and only takes the result. Empty: this rank has all values.
   std::span<const bool> absent;
   void* stream = nullptr;    // as RequestView::stream
   Weight weight;             // of a group of weighted requests
@@ -63,45 +65,47 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // Takes all operations, at least one, or throws and takes none. *handle is set before the watcher can be called. Throws
-  // Error(InvalidArgument, Unsupported, System) for requests that this rank refuses, for names that are in flight and for an
-  // unknown prepared group. After the engine has failed, throws the first failure; after shutdown() and in a forked child,
-  // Error(NotInitialized). Operations without a name are of one kind on one set (sends and receives may be mixed), and get
-  // their names here: each by its number, or all by one number if they form a group (its size is given). They have no label.
-  // The thread that drives calls the watcher after it has given the token back (at shutdown: after the engine is closed), so
-  // the watcher may wait.
+  // Takes all operations, at least one, or throws and takes none. The watcher is called when all of them have ended; *handle is
+  // set before that. Throws Error(InvalidArgument, Unsupported, System) for requests that this rank refuses, for names that are
+  // in flight and for an unknown prepared group. After the engine has failed, throws the first failure; after shutdown() and in
+  // a forked child, Error(NotInitialized). All operations without a name must be of one kind on one set (sends and receives may
+  // be mixed), and have no group label. They get their names here: each has a number of its own in its name, or all have one
+  // number if they form a group (group_size says so). The thread that drives calls the watcher after it has given the token
+  // back (at shutdown: after the engine is closed), so the watcher may wait for other operations.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a
-  // request names an arena, its output is the tensor's place there. A later submission names the arena only if the tensor lies
-  // at that place. Throws as submit() does.
+  // request names an arena, its output is the tensor's place there. At a later submission the request names the arena only if
+  // the tensor then lies at that place. Throws as submit() does.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   // Are all operations behind this handle done? If not, makes sure that the engine thread drives them.
   bool poll(std::int64_t handle);
   // Waits until all operations behind these handles are done, and drives the cycle meanwhile. Returns false if that takes
   // longer than `limit`. Otherwise *failed, which must be null before the call, is the first operation that failed, if any has.
-  // Throws Error(InvalidArgument) for an unknown handle, and Error(Aborted) if the engine closes before they are done.
+  // Throws Error(InvalidArgument) for an unknown handle, and Error(Aborted) if the engine closes before the operations are
+  // done.
   bool wait(std::span<const std::int64_t> handles, base::microseconds limit, CompletionPtr* failed);
   // Orders the CUDA stream: its later work comes after the operations behind the handle. Throws Error(InvalidArgument) if one
-  // of them is not done. For operations on GPU memory, also throws the engine's failure if there was one, because operations
-  // that it interrupted have left garbage.
+  // of them is not done. For operations on GPU memory, also throws this rank's failure if there was one, because the operations
+  // that the failure interrupted have left garbage in their outputs.
   void order(std::int64_t handle, void* stream) const;
   CompletionArray completions(std::int64_t handle) const { return shared_.handles.find(handle); }
   void release(std::int64_t handle) { shared_.handles.release(handle); }
 
-  // Memory for a result whose size the caller knows. It may outlive the engine.
+  // Memory for a result whose size the caller knows. The memory may outlive the engine.
   OutputCache::Block new_output(std::size_t bytes) const;
-  // The same on a GPU, usable in the order of a stream.
+  // The same in a GPU's memory. Only work that comes later in this stream may use the memory.
   device::Buffer new_gpu_output(int gpu, std::size_t bytes, void* stream);
   // The GPU in whose memory an address lies; -1: host memory. For null: the GPU that matches this rank's place on the host.
   int gpu_of_address(const void* address);
   device::GpuPtr gpu(int ordinal) { return shared_.devices.device(ordinal).gpu; }
 
-  // Until resume() no thread drives the engine, so none of its threads calls MPI, and shutdown() and publish_failure() wait.
-  // Other ranks need this rank for agreed operations, so pause() first waits until these have ended, or nothing has moved for
-  // failure_linger seconds (an operation of NCCL moves something only when it ends). The same thread calls both. If shutdown()
-  // comes first, pause() waits for its end and throws Error(NotInitialized).
+  // After pause() no thread drives the engine until resume(). So no thread of the engine calls MPI, and shutdown() and
+  // publish_failure() wait. Other ranks need this rank for agreed operations, so pause() first waits until these operations
+  // have ended, or nothing has moved for failure_linger seconds (an operation of NCCL moves something only when it ends). The
+  // thread that calls pause() must also call resume(). If shutdown() comes first, pause() waits for the end of shutdown() and
+  // throws Error(NotInitialized).
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
@@ -125,8 +129,8 @@ class Engine {
   const SetDirectory& sets() const { return shared_.sets; }
   device::Devices& devices() { return shared_.devices; }
   // This rank's part of an arena for a process set: zeros, with its pages reserved. Throws Error(InvalidArgument) for a set
-  // without this rank, 0 bytes or an unknown kind, Error(Unsupported) if the members cannot share memory of that kind ("memfd"
-  // or "shm"), and Error(System) if the machine lacks the memory.
+  // without this rank, for 0 bytes and for an unknown kind, Error(Unsupported) if the members cannot share memory of that kind
+  // ("memfd" or "shm"), and Error(System) if the machine lacks the memory.
   std::unique_ptr<ArenaDraft> create_arena(std::int32_t set, const std::string& kind,
                                            std::size_t bytes);
   // False in a forked child, where submit, prepare, wait, start_timeline, new_output and create_arena throw
@@ -147,7 +151,7 @@ class Engine {
   }
   // The checked request, and its copy for submissions in which this rank has no value.
   PreparedGroup::RequestPair pair_of(const RequestView& view, const SetDirectory::Info& set);
-  // set: the process set of the first requests, if the caller has looked it up.
+  // set: the process set of the first request, if the caller has looked it up; otherwise without members.
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
@@ -173,7 +177,7 @@ class Engine {
   }
   bool wait_for_all(const CompletionArray& batch, base::Clock::time_point deadline,
                     base::Clock::time_point* ended);
-  // Waits until the operation is done, and returns true, or until the deadline. *ended: when this was.
+  // Waits until the operation is done (returns true) or until the deadline (returns false). *ended: when the wait ended.
   bool wait_for(const CompletionPtr& completion, base::Clock::time_point deadline,
                 base::Clock::time_point* ended);
   void run();
@@ -212,7 +216,7 @@ class Engine {
   std::atomic<std::int64_t> arenas_created_{0};
   std::atomic<bool> token_{false};
   std::atomic<int> claims_{0};  // threads that must get the token before all others
-  // Passes of callers since the last look for messages; for the token holder.
+  // The passes of callers since the last thorough pass. Only the token's holder uses this number.
   std::uint32_t passes_ = 0;
   std::atomic<int> waiting_callers_{0};
   std::atomic<bool> stop_{false};

@@ -1,5 +1,6 @@
-// The limits of longest_sleep(), by the time for which nothing has happened. While data move, or if a bell is missing, a sleep
-// is not longer than the time waited so far (or 20 µs), so it at most doubles a wait:
+// The limits of longest_sleep(), by the time for which nothing has happened. "No bell" means that some rank cannot ring this
+// rank's doorbell. In that case, and while data move, a sleep is not longer than the time waited so far (or 20 µs), so that a
+// sleep at most doubles a wait:
 //
 //    time waited   moving data   negotiating, no bell   idle, no bell   negotiating, bells   idle, bells
 //    10 µs         20 µs         20 µs                  20 µs           10 ms                250 ms
@@ -7,9 +8,10 @@
 //    100 ms        200 µs        4 ms                   5 ms            10 ms                250 ms
 //    10 s          200 µs        5 ms                   50 ms           10 ms                250 ms
 //
-// With bells the limits are long, because a ring ends the sleep. They protect against a ring that is lost, and bound the time
-// between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so the limit while data
-// move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every sleep.
+// With bells the limits are long, because a ring ends the sleep. The limits then only protect against a ring that is lost, and
+// bound the time between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so the
+// limit while data move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every
+// sleep.
 #include "engine/pacing.h"
 
 #include <algorithm>
@@ -29,23 +31,24 @@ constexpr microseconds kSleepNegotiating{10'000};
 constexpr microseconds kSleepNegotiatingNoBell{200};
 constexpr microseconds kSleepLongNoBell{5'000};
 constexpr microseconds kSleepIdleNoBell{50'000};
-// These two hold with bells and without.
+// These two limits hold with bells and without.
 constexpr microseconds kFirstSleep{20};
 constexpr microseconds kSleepMovingData{200};
-// How often to ask for NCCL's errors while the GPU works.
+// The longest sleep while a GPU works. So the engine asks NCCL for errors at least this often.
 constexpr microseconds kSleepGpu{2'000};
-// If a rank has waited long, another rank is slow. If a bell may be missing, the waiting rank sleeps for this share of the time
-// waited and then makes a pass: so short a sleep hardly delays it. A rank without work takes the same share. Other ranks'
-// operations wait for a pass of such a rank in one case only: it is the coordinator, and other ranks add a process set without
-// it. (A caller that submits rings its own engine's bell.)
+// If a rank has waited long, another rank is slow. If that rank may be unable to ring the bell, the waiting rank sleeps for
+// this share of the time waited and then makes a pass: a sleep that is so short, compared with the wait, hardly delays the
+// waiting rank. An idle rank takes the same share. Other ranks' operations wait for a pass of an idle rank in one case only: if
+// the idle rank is the coordinator, and other ranks add a process set without the idle rank. (A caller that submits rings its
+// own engine's bell.)
 constexpr double kIdleShare = 0.04;
 // A step at a port (Negotiation::tries_again) was refused, most often because another rank holds the ledger's lock. That rank
-// may be stopped for a long time, and each try costs some ten microseconds. So the pause before the next try is the time in
+// may be stopped for a long time, and each try costs about ten microseconds. So the pause before the next try is the time for
 // which nothing has happened, divided by kTryDivisor, but at least kTryAgain and at most kTryAgainLater.
 constexpr microseconds kTryAgain{20};
 constexpr microseconds kTryAgainLater{10'000};
 constexpr int kTryDivisor = 8;
-// The time between two gradients of one step is usually less than HVDLITE_CYCLE_TIME divided by this number.
+// The time between two gradients of one training step is usually less than HVDLITE_CYCLE_TIME divided by this number.
 constexpr int kCycleDivisor = 8;
 
 }  // namespace

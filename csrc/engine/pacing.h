@@ -8,7 +8,7 @@
 
 namespace hvdlite::engine {
 
-// The state after a pass.
+// The state of the engine after a pass.
 struct Outlook {
   bool moving_data = false;    // operations are in flight
   bool gpu_at_work = false;    // a GPU has work that it has not done
@@ -19,10 +19,12 @@ struct Outlook {
   base::microseconds due{0};
 };
 
-// A ring of the doorbell ends the sleep early. bells_reach_all: every rank can ring this rank's bell.
+// The longest sleep after a pass that did nothing; a ring of the doorbell ends the sleep early. bells_reach_all: every rank can
+// ring this rank's bell.
 base::microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all);
 
-// A step at a port was refused (Negotiation::tries_again). After how long to try again, if nothing has happened for `idle`.
+// For how long to wait before a step that a port has refused is tried again (Negotiation::tries_again). idle: for how long
+// nothing has happened.
 base::microseconds pause_before_trying_again(base::microseconds idle);
 
 // How long submitted entries wait for later ones, in a job of this many ranks.

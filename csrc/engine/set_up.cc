@@ -13,11 +13,11 @@ namespace hvdlite::engine {
 namespace {
 
 // If callers may spin, an algorithm in shared memory polls for a flag for about this long before its advance() returns without
-// the flag (SharedCollective::advance); inside allreduce_hierarchical there is no second poll. This time is much longer than
-// the transfer of a cache line between processors.
+// the flag (SharedCollective::advance). Inside allreduce_hierarchical such an algorithm polls only once. This time is much
+// longer than the transfer of a cache line between processors.
 constexpr base::microseconds kInnerSpin{3};
 
-// The knob has three values (hvdlite/knobs.py). The third, auto, lets ranks measure which stores are faster.
+// The knob tile_stores has three values (hvdlite/knobs.py). With the third, auto, ranks measure which stores are faster.
 collectives::TileStores stores_of(const std::string& knob) {
   using collectives::TileStores;
   if (knob == "ordinary") return TileStores::kOrdinary;
@@ -26,8 +26,9 @@ collectives::TileStores stores_of(const std::string& knob) {
 
 }  // namespace
 
-// Takes the best instruction set of this processor unless the knob names another one. An instruction set that the processor
-// lacks is refused here, when the engine is made. Otherwise the first reduction would fail (kernels::reduce_kernels).
+// Takes the best instruction set of this processor unless the knob kernel_isa names another one. An instruction set that the
+// processor lacks is refused here, when the engine is made, because with it the first reduction would fail
+// (kernels::reduce_kernels).
 collectives::Selection selection_of(const base::Config& config, const base::WaitPolicy& waiting) {
   collectives::Selection selection;
   selection.allreduce = config.allreduce_algorithm;
@@ -63,8 +64,8 @@ collectives::Selection selection_of(const base::Config& config, const base::Wait
   return selection;
 }
 
-// Results of more than `largest` bytes lie in ordinary memory: each rank writes its own result of such a size
-// (ResultMemory::largest), so other ranks need not map it.
+// Results of more than `largest` bytes lie in private memory: each rank writes its own result of such a size
+// (ResultMemory::largest), so other ranks need not map the result.
 std::shared_ptr<OutputCache> make_output_cache(transport::Transport& transport,
                                                const base::Config& config) {
   const transport::HostWindow* const window = transport.window();
@@ -91,7 +92,8 @@ Membership::Limits limits_of(const base::Config& config) {
           .peer = config.peer_timeout};
 }
 
-// All ranks of a host begin with equal tables, because they see the same number of regions and the same hosts of all ranks.
+// All ranks of a host begin with equal tables of regions, because they see the same number of regions, and for each rank the
+// same host.
 Regions regions_of(transport::Transport& transport) {
   std::vector<int> host_of;
   for (int rank = 0; rank < transport.size(); ++rank) host_of.push_back(transport.host_of(rank));
@@ -100,8 +102,8 @@ Regions regions_of(transport::Transport& transport) {
           transport.windows_everywhere()};
 }
 
-// agreement_is_barrier: the agreement at the port is a barrier already, so no algorithm runs after it. If the user forces an
-// algorithm for barriers, this algorithm runs nevertheless.
+// agreement_is_barrier: when all members have agreed on a barrier at the port, that is a barrier already, so no algorithm runs
+// after the agreement, unless the user forces an algorithm for barriers.
 Negotiation::Settings settings_of(const transport::Transport& transport,
                                   const base::Config& config) {
   return {.rank = transport.rank(),

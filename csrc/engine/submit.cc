@@ -7,8 +7,8 @@
 //    a prepared group       ──► submit_group: fill (only addresses) ───────────────┘
 //
 // A submission takes all operations or none. All checks come before the push, except two: the push itself checks that the names
-// are not in flight and that the queue is not closed. The push takes all entries or none (TensorQueue::push). If it throws,
-// launch() takes the handle back.
+// are not in flight and that the queue is not closed. The push takes all entries or none (TensorQueue::push). If the push
+// throws, launch() releases the handle.
 //
 // The completions and the handle exist before the push, because after the push another thread may end the operations at once,
 // and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that this rank
@@ -56,7 +56,7 @@ void check_weight(const Request& request, double weight) {
                   "; a weight is finite and 0 or more, such as the number of samples in the batch");
 }
 
-// The engine reduces a group as a whole. So a weighted group has one weight, and its members come in one submission.
+// The engine reduces a group as a whole. So members of a weighted group must have one weight and come in one submission.
 void check_weights(std::span<const Entry> entries) {
   for (const Entry& entry : entries) {
     const Request& request = *entry.request;
@@ -73,7 +73,7 @@ void check_weights(std::span<const Entry> entries) {
   }
 }
 
-// Checks that a request may be in a prepared group with `first` and the requests of these names, and adds its name to them.
+// Checks that the request may be in a prepared group with `first` and these names, and adds the request's name to the names.
 void check_member(const Request& request, const Request& first, NamesInFlight& names) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::kInvalidArgument, describe(request) + ": " + why);
@@ -112,10 +112,11 @@ void Engine::require_accepting() const {
   if (shut_down_.load()) throw_shut_down();
 }
 
-// Fills the entries except their completions. Finds or makes the requests; new ones have to pass the checks. Unnamed operations
-// are never remembered, so they are not looked up: a look-up costs several cache misses.
+// Fills in the entries, except their completions. Finds each request among the remembered ones (Interner), or checks it and
+// makes a new Request. Requests of unnamed operations are never remembered, so they are not looked up: a look-up costs several
+// cache misses.
 void Engine::intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries) {
-  // The lock is taken at the first request with a name. A submission of unnamed ones needs none.
+  // The lock is taken at the first request with a name. A submission of unnamed operations needs no lock.
   std::unique_lock lock(interning_, std::defer_lock);
   ReadyEvents ready(shared_.devices);
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -155,8 +156,8 @@ void Engine::submit(const Submission& what, std::int64_t* handle,
   submit_named(what.asks, {}, std::move(launching));
 }
 
-// Some asks have no name; `first` is the first of them. For example, if the next number is 7, two unnamed allreduces get the
-// names allreduce.noname.7 and allreduce.noname.8, and as a group allreduce.noname.7_1of2 and allreduce.noname.7_2of2.
+// Some asks have no name; `first` is the first ask without a name. For example, if the next number is 7, two unnamed allreduces
+// get the names allreduce.noname.7 and allreduce.noname.8, and as a group allreduce.noname.7_1of2 and allreduce.noname.7_2of2.
 void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch launching) {
   const base::OpKind kind = first.request.kind;
   const SetDirectory::Info info = set_of(first.request, shared_.sets, topology_.rank);
@@ -165,9 +166,9 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   const bool messages = base::is_point_to_point(kind);
   auto lock = shared_.numbering.begin();
   std::array<std::uint64_t, base::kNumOpKinds> used{};
-  // Uses up the numbers and releases the lock. Ranks do not compare the names of sends and receives, so a refused one may use
-  // up its number. For these, call it before the submission: the submission may make a pass, and Numbering::joined() takes the
-  // lock in a pass.
+  // Uses up the numbers and releases the lock. For sends and receives, call it before the submission: the submission may make a
+  // pass, and a pass may call Numbering::joined(), which takes the lock. Then a refused send or receive uses up its number,
+  // too, which does no harm, because ranks do not compare the names of sends and receives.
   const auto use_up = [&] {
     for (std::size_t each = 0; lock && each < used.size(); ++each) {
       if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
@@ -306,8 +307,9 @@ void Engine::enqueue(std::span<Entry> entries, bool wake) {
   if (completion.watcher == nullptr && !completion.pool_thread) shared_.waits.may_submit();
   const bool messages = std::ranges::all_of(
       entries, [](const Entry& entry) { return base::is_point_to_point(entry.request->kind); });
-  // `watched` already counts these entries. So if they have a callback, the engine thread makes the pass: a pass in this thread
-  // might call the callback inside submit().
+  // alone: these sends and receives are the only operations in flight, and have no callback (`watched` already counts them if
+  // they have one). With a callback the engine thread makes the pass, because a pass in this thread might call the callback
+  // inside submit().
   const bool alone = messages && !has_work() && shared_.watched == 0;
   const bool whole = std::ranges::all_of(entries, [](const Entry& entry) {
     return !entry.request->on_gpu() && entry.request->bytes() <= kWholeBytes;
@@ -334,9 +336,9 @@ bool Engine::push(std::span<Entry> entries) {
 // Makes a pass in the calling thread, for point-to-point entries that were just submitted without a callback while nothing else
 // was in flight. A small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread
 // would take longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine
-// thread has to make the pass. whole: the messages are small enough to travel whole. Then no other rank waits for an answer of
-// this rank, unless too many such messages wait for a receive (PointToPoint::Settings), and the engine thread need not be woken
-// now. (poll() wakes it.)
+// thread has to make the pass. whole: the messages are small enough to travel whole. Then the engine thread is not woken after
+// the pass, because no other rank waits for an answer of this rank, unless too many such messages wait for a receive
+// (PointToPoint::Settings). (poll() wakes the engine thread later.)
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
@@ -349,7 +351,7 @@ bool Engine::pass_at_once(bool whole) {
 
 // --- prepared groups ------------------------------------------------------------------------------------------------
 
-// Both requests have one hash, because seal() leaves `absent` out. So a rank without a value agrees with ranks that have one.
+// Both requests have equal hashes, because seal() leaves `absent` out. So ranks with a value agree with ranks without a value.
 PreparedGroup::RequestPair Engine::pair_of(const RequestView& view, const SetDirectory::Info& set) {
   PreparedGroup::RequestPair pair{check(view, set), nullptr};
   auto absent = std::make_shared<Request>(*pair.present);

@@ -3,16 +3,16 @@
 //    1. All known threads wait (WaitRegistry), or an operation with a callback is in flight.
 //    2. The queue is empty: this rank has announced all its entries.
 //    3. All awaited operations are found:
-//       awaited   all operations whose submission has a callback; if all known threads wait, also those for which they wait
+//       awaited   all operations whose submission has a callback; if all known threads wait, also what these threads wait for
 //       found     an awaited operation that is pending in Negotiation or unmatched in PointToPoint, or an awaited removal of
 //                 a set that has operations pending in Negotiation or unfinished in PointToPoint
 //
 // An awaited operation that is not found is agreed or matched, or is a removal held back only by operations in flight, or
-// has just ended. It needs no new request, so the rank is not blocked.
+// has just ended. That operation needs no new request, so the rank is not blocked.
 //
 // The report names all operations that are pending or unmatched, also those that nobody awaits here, because other ranks may
-// wait for this rank's part in them (deadlock.h). An operation counts as waited for if it is awaited, or if the
-// removal of its set is awaited and found.
+// wait for this rank's part in them (deadlock.h). The report says that an operation is waited for (OpenOperation::waited_for)
+// if the operation itself is awaited, or if the removal of its set is awaited and found.
 #include "engine/system_facts.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ namespace hvdlite::engine {
 
 namespace {
 
-// The letters are those of the kernel (/proc/PID/status). An unknown state gives no text, because a wrong one would mislead the
-// user.
+// The letters are those of the kernel (/proc/PID/status). An unknown state gives no text, because a wrong text would mislead
+// the user.
 std::string describe_process(int pid) {
   switch (base::state_of_process(pid)) {
     case 'T':
@@ -70,10 +70,11 @@ BlockedReport SystemFacts::blocked() {
            std::find(awaited.begin(), awaited.end(), completion) != awaited.end();
   };
   std::int64_t found = 0;
-  // A caller that waits for a set's removal waits for all operations that this rank has submitted to the set.
+  // The sets whose removal is awaited and found. A caller that waits for such a removal waits for all operations that this rank
+  // has submitted to the set.
   std::set<std::int32_t> removing;
-  // A removal is held back until this rank's operations on the set have ended. If none of them is pending in Negotiation
-  // or unfinished in PointToPoint, the removal waits only for data that move.
+  // A removal is held back until this rank's operations on the set have ended. If none of these operations is pending in
+  // Negotiation or unfinished in PointToPoint, the removal waits only for data that move.
   for (const Entry& entry : negotiation_.held_removals()) {
     const SetNegotiation* set = negotiation_.find(entry.request->root);
     if (!is_awaited(entry.completion) || set == nullptr) continue;
@@ -101,7 +102,7 @@ BlockedReport SystemFacts::blocked() {
   return report;
 }
 
-// A joined rank's entries in Execution have no request, and are passed over.
+// While this rank has joined, entries in Execution have no request, and are left out.
 void SystemFacts::for_each_unfinished(const Visit& visit) {
   const auto open = [&](const Entry& entry) {
     visit(*entry.request, entry.completion->record, false);

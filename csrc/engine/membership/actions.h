@@ -14,7 +14,7 @@
 
 namespace hvdlite::engine {
 
-// The machines derive from this struct, so that each of them offers these names as its own.
+// Membership and FailureDetector derive from this struct, so that each offers these names as its own (Membership::Send).
 struct MembershipActions {
   // Send a message to a rank, which may be this one.
   struct Send {
@@ -38,7 +38,7 @@ struct MembershipActions {
     base::Status why;
     bool told = false;
   };
-  // The rank takes part in no later operation. Operations that need it fail with this status.
+  // This other rank takes part in no later operation. Operations that need that rank fail with this status.
   struct Left {
     int rank = 0;
     base::Status why;

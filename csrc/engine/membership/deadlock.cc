@@ -12,14 +12,14 @@
 //
 // How find_stuck() removes ranks. An example: ranks 0 and 1 form a process set, and ranks 2 and 3 form another one.
 //
-//    rank 0    waits for a, which is missing on rank 1
-//    rank 1    waits for b, which is missing on rank 0
+//    rank 0    waits for operation a, which is missing on rank 1
+//    rank 1    waits for operation b, which is missing on rank 0
 //    rank 2    computes: it has sent no report
-//    rank 3    waits for c, which is missing on rank 2
+//    rank 3    waits for operation c, which is missing on rank 2
 //
 // The search begins with the ranks 0, 1 and 3. Rank 3 is removed, because rank 2 is not among them and may still submit c. The
-// ranks 0 and 1 stay, because each lacks what the other awaits. When a rank is removed, others may have to be removed,
-// too. So the search goes over the remaining ranks again until a round removes none.
+// ranks 0 and 1 stay, because each lacks what the other awaits. When a rank is removed, others may have to be removed, too. So
+// the search goes over the remaining ranks again until it finds no rank to remove.
 //
 // Which verdicts judge() makes. An example: of the stuck ranks, rank 2 awaits an allreduce of set 0 that rank 3 lacks, and rank
 // 3 awaits a receive from rank 2 on set 0. The keys of `doomed` are then:
@@ -70,7 +70,8 @@ bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wan
   return named && (wanted.group.empty() || in_group >= wanted.group_size);
 }
 
-// Can the operation, which the ranks in `lacking` lack, complete although the stuck ranks submit nothing more?
+// Can the operation complete although the stuck ranks submit nothing more? lacking: the ranks on which the operation is
+// missing.
 bool can_complete(const OpenOperation& operation, const std::vector<int>& lacking,
                   const std::set<int>& stuck) {
   const auto is_stuck = [&](int rank) { return stuck.contains(rank); };
@@ -180,7 +181,7 @@ std::vector<std::pair<int, Verdict>> DeadlockDetector::judge(const std::set<int>
       (of_two ? pairs : others) = true;
       waits += (waits.empty() ? " " : " and ") + describe(as_request(operation));
       if (!operation.group.empty()) waits += " (group '" + operation.group + "')";
-      // A rank without a report may have asked for the operation, so the text does not name it.
+      // A rank without a report may have asked for the operation, so the text does not name that rank.
       std::erase_if(lacking, [&](int each) { return !reports_.contains(each); });
       waits += ", missing on " + format_ranks(lacking);
     }

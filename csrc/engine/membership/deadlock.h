@@ -1,13 +1,14 @@
-// Finds ranks that wait for each other for ever. A pure machine: reports go in, probes and verdicts come out.
+// Finds ranks that wait for each other for ever. A pure state machine: reports go in, probes and verdicts come out.
 // Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: std::bad_alloc.
 //
 // A rank is blocked when all its known threads (WaitRegistry) wait, and nothing that they wait for is agreed. (If operations
-// run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks is stuck when each operation that one
-// of them awaits is missing on a rank of the set. (If a rank has asked for only a part of a group, all operations of the group
-// are missing on that rank. For a receive from any rank, all ranks that could send must be in the set.)
+// run callbacks, waiting.cc says when the rank counts as blocked.) Some blocked ranks are stuck when every operation that any
+// of them awaits is missing on one of them: that rank has not submitted the operation. (If a rank has asked for only a part of
+// a group, all operations of the group are missing on that rank. For a receive from any rank, all ranks that could send must be
+// among the stuck ranks.)
 //
-// The detector looks for the largest such set: it begins with all blocked ranks, and removes ranks that are not stuck until
-// none is left to remove. Reports take time to travel, so the detector checks a finding: the finding must hold for a
+// The detector finds all stuck ranks: it begins with all blocked ranks, and removes ranks that are not stuck until there is no
+// such rank any more. Reports take time to travel, so the detector checks a finding: the finding must hold for a
 // while; then the detector probes every stuck rank, and each must answer that nothing has changed since its report. Ranks get
 // stuck by operations of different kinds, misspelt names and missing tensors. Source: the graph reduction in Holt, Some
 // deadlock properties of computer systems (ACM Computing Surveys 4, 1972).
@@ -30,15 +31,17 @@ class DeadlockDetector {
   // patience: how long a finding must hold before the ranks are probed.
   explicit DeadlockDetector(base::microseconds patience) : patience_(patience) {}
 
-  // Replaces the rank's last report. A report that says "not blocked" only removes it. A report may also answer a probe.
+  // Replaces the rank's last report. A report that says "not blocked" only removes the last report. A report may also answer a
+  // probe.
   void report(int rank, BlockedReport report);
 
   struct Actions {
     std::vector<int> probe;    // ranks to ask whether they are still blocked
     std::uint64_t number = 0;  // the number of that probe, which the answers must have
-    // The operations that can never complete, each verdict with the rank to which it goes. The detector has forgotten the
-    // reports of the stuck ranks. The collectives of a process set have one verdict, for the set's coordinator. The sends and
-    // receives that one rank asked for on a set have a verdict of their own, for that rank.
+    // Verdicts on the operations that can never complete, each with the rank to which the verdict goes. The collectives of a
+    // process set have one verdict, for the set's coordinator. The sends and receives that one rank asked for on a set have a
+    // verdict of their own, for that rank. When tick() returns verdicts, the detector has forgotten the reports of the stuck
+    // ranks.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);
@@ -47,7 +50,8 @@ class DeadlockDetector {
 
  private:
   std::set<int> find_stuck(const Roster& roster) const;
-  // The members that have to ask for the operation and, by the reports, have not. Members without a report are among them.
+  // The members that have to ask for the operation and, by the reports, have not asked. Members without a report are among
+  // them.
   std::vector<int> missing(const OpenOperation& operation, const Roster& roster) const;
   bool is_stuck(const BlockedReport& report, const std::set<int>& among,
                 const Roster& roster) const;

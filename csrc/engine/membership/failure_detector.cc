@@ -177,7 +177,8 @@ FailureDetector::Actions FailureDetector::lose_host(int host) {
                             " s (HVDLITE_PEER_TIMEOUT) from the host of " + ranks_of(host) + ": " +
                             kSilentHost;
   for (int peer = 0; peer < roster_.size(); ++peer) {
-    // So give_up() announces nothing to these ranks: a message to a host that does not answer may never leave this rank.
+    // These ranks then count as left, and give_up() announces nothing to them: a message to a host that does not answer may
+    // never leave this rank.
     if (roster_.host_of(peer) == host) roster_.leave(peer);
   }
   return give_up(ErrorCode::kPeerLost, cause);

@@ -1,10 +1,10 @@
-// Decides which ranks have failed, and how this rank fails itself. With an engine or without, only this code decides that.
+// Decides which ranks have failed, and how this rank fails itself. No other code decides that, with an engine or without.
 // Thread: one at a time. Owns: the roster, and the time of the last message from every other host. Blocks: never. Throws: what
 // the facts throw, and std::bad_alloc.
 //
-// A pure machine with two drivers: Membership in the passes of the engine, and Job (job/job.h) for the time without an engine.
-// The first failure decides: after it find_lost() does nothing, and the driver must call neither hear() nor keep_in_touch() any
-// more.
+// A pure state machine with two drivers: Membership in the passes of the engine, and Job (job/job.h) for the time without an
+// engine. The first failure decides: after it find_lost() does nothing, and the driver must call neither hear() nor
+// keep_in_touch() any more.
 //
 //   the transport or the kernel reports a lost rank --> find_lost ------> Fail; for a rank of this host also Warn
 //   another rank says that it fails -----------------> hear(Failure) ---> Fail, and Send FailureSeen
@@ -43,8 +43,8 @@ class FailureDetector : public MembershipActions {
   };
 
   // Seconds. silence: another host is lost after this time without any message; 0: never. shortest: about the shortest silence
-  // that matters, for the loss of a host or for silent_for(). A host sends several heartbeats in this time. 0: this rank sends
-  // no heartbeats and expects none.
+  // that matters, for the loss of a host or for silent_for(). A host sends several heartbeats in the time `shortest`. If it is
+  // 0, this rank sends no heartbeats and expects none.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -78,10 +78,10 @@ class FailureDetector : public MembershipActions {
   Actions hear_late(int source, const Message& message);
   // The rank has left without a failure: it does not count as lost. If it led a host, the host does not count as silent.
   void leave(int rank);
-  // Asks the facts for a lost rank, and fails because of the first that has not left.
+  // Asks the facts for lost ranks. Makes this rank fail because of the first lost rank that has not left.
   Actions find_lost(Facts& facts);
-  // Sends heartbeats to the other hosts, logs a warning about each host from which nothing comes, and fails when such a host
-  // counts as lost. Does nothing unless keeps_in_touch().
+  // Sends heartbeats to the other hosts, logs a warning about each host from which nothing comes, and makes this rank fail when
+  // such a host counts as lost. Does nothing unless keeps_in_touch().
   Actions keep_in_touch(Time now, Facts& facts);
   // Does this rank send heartbeats and watch other hosts? Only leaders of hosts do, and none if Limits::shortest is 0.
   bool keeps_in_touch() const { return heartbeat_.has_value(); }

@@ -22,8 +22,8 @@ namespace {
 constexpr int kHeartbeatsInShortest = 5;
 // The longest interval between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};
-// The driver calls tick() more often than once in the shortest silence divided by this number. If no call came for so long,
-// this process did not run, or a call in its driver took too long.
+// Between two calls of tick() normally less time passes than the shortest silence divided by this number. If more time has
+// passed, this process did not run, or a call in its driver took too long.
 constexpr int kAwayDivisor = 2;
 }  // namespace
 
@@ -46,7 +46,8 @@ void Heartbeat::heard(int host, Clock::time_point now) {
 
 Heartbeat::Actions Heartbeat::tick(Clock::time_point now) {
   Actions actions;
-  // This comes before the silence is measured: messages that came before this call may still be unread.
+  // After a long pause the silence of all hosts begins anew before it is measured, because messages that came during the pause
+  // may still be unread.
   if (now - looked_ > shortest_ / kAwayDivisor) {
     for (auto& [host, when] : heard_) when = now;
     quiet_.clear();

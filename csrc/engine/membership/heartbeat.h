@@ -1,10 +1,11 @@
-// When to send another host a heartbeat, and which other host has sent none for too long. A pure machine.
+// Decides when this rank sends heartbeats to other hosts, and which other hosts have sent none for too long. A pure state
+// machine.
 // Thread: one at a time. Owns: when each host was heard last. Blocks: no. Throws: std::bad_alloc.
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes
 // passes while its program computes, so a busy rank still sends. Any other message from a host counts as a heartbeat, too,
-// since a heartbeat may wait behind large data. If tick() was not called for half of the shortest silence, this process
-// was stopped, its machine was asleep, or its driver was held up. Then the silence of all hosts begins anew.
+// because a heartbeat may wait behind large data. If tick() was not called for half of the shortest silence, then this process
+// was stopped, this computer was asleep, or the driver was held up. In that case the silence of all hosts begins anew.
 #pragma once
 
 #include <map>
@@ -22,7 +23,7 @@ class Heartbeat {
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 
-  // A message of the host has arrived. Does nothing for other hosts than those of the constructor.
+  // A message of the host has arrived. Does nothing for a host that the constructor did not get, or whose leader has left.
   void heard(int host, base::Clock::time_point now);
   // The rank has left without a failure. If it led a host, the host sends no more heartbeats, and its silence no longer counts.
   void forget(int rank) {

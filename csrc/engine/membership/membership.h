@@ -1,9 +1,10 @@
-// The state of the job as one rank sees it: which ranks have left, failed, are silent, delay others, or wait for ever.
+// The state of the job as one rank sees it: which ranks have left or failed, and which ranks are silent, delay others or wait
+// for ever.
 // Thread: one at a time. Owns: the detectors of failures, stalls and deadlocks. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
-// A pure machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine calls
-// no transport and knows no thread. It can be copied, and its digest tells apart how ranks end.
+// A pure state machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine
+// calls no transport and knows no thread. It can be copied, and digest() tells apart states in which ranks may end differently.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
@@ -36,7 +37,7 @@ class Membership : public MembershipActions {
     double peer = 0;  // silence of another host
   };
 
-  // --- the questions that it asks its rank ---
+  // --- the questions that Membership asks its rank ---
   class Facts : public FailureDetector::Facts {
    public:
     // A number that changes when data of operations move, and when a GPU ends an operation. It may change for control messages,
@@ -77,8 +78,8 @@ class Membership : public MembershipActions {
 
   // --- what this rank does ---
   // This rank takes part in no later operation. undecided: the coordinators (other ranks) that may still decide operations for
-  // which this rank waits. goodbyes_answered: has each of them answered, or left itself? One that is killed does neither, so
-  // the wait needs a time limit.
+  // which this rank waits. goodbyes_answered: has each of these coordinators answered, or left itself? A coordinator that is
+  // killed does neither, so the wait needs a time limit.
   Actions leave(std::set<int> undecided);
   bool said_goodbye() const { return said_goodbye_; }
   bool goodbyes_answered() const { return goodbye_unseen_.empty(); }
@@ -128,7 +129,7 @@ class Membership : public MembershipActions {
     std::uint64_t version = 0;  // Facts::version
     Time since;                 // the last look that found `blocked` or `version` changed
   };
-  // A question about a stall. Its answer waits for the watchdog, but not longer than `until`.
+  // A question of another rank about a stall. This rank's answer waits for the watchdog, but not longer than `until`.
   struct Unanswered {
     int rank = 0;
     Time until;

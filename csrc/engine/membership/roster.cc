@@ -1,5 +1,5 @@
 // leave() only marks the rank. The lists of members and the descriptions keep it, so that a text about an operation can still
-// name a rank that has left. others() and Membership::send() leave such ranks out.
+// name a rank that has left. others() and Membership::send() skip such ranks.
 //
 // What needed_for() returns on rank 1, for a set with the ranks 0, 1 and 2:
 //

@@ -1,12 +1,12 @@
-// A rank has at most one open question at a time. Its life:
+// A rank has at most one open question at a time. The life of a question:
 //
 //    begin()       when an operation has waited too long, and no other rank looks after its set: sends an Inquiry to each rank
 //                  that the operations need and that has not left
 //    hear()        stores an answer
 //    conclude()    when all have answered, or after patience(): group() finds the missing ranks of each operation
 //
-// Then a question before a warning gives at most one line for each new reason. A question before giving up gives at most one
-// verdict.
+// A question before a warning then gives at most one log line for each new reason. A question before giving up gives at most
+// one verdict.
 //
 // An example: the limit for warnings is 60 s, and only the ranks 0 and 1 exist. Rank 0 has waited for operation A for 60 s and
 // for operation B for 40 s. Rank 1 has submitted neither, answers, and has had no exemption in this time.
@@ -37,17 +37,18 @@ using base::seconds_between;
 
 namespace {
 
-// The time between two looks is the lower limit divided by kLooksPerLimit, but within the two bounds. While a question is open,
-// it is the lower bound. All times here are in seconds.
+// The time between two looks is the lower limit divided by kLooksPerLimit, but at least kShortestPause and at most
+// kLongestPause. While a question is open, the time is kShortestPause. All times here are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 // Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
 constexpr double kStagger = 0.05, kLongestStagger = 3.0;
-// A rank counts as silent if it has not answered after half the lower limit, within these bounds.
+// A rank counts as silent if it has not answered after half the lower limit (at least kShortestPatience, at most
+// kLongestPatience).
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
 // When another rank looks after a set, this rank asks nothing about the set for some time: no question before giving up for
-// kGrace, or no question before a warning for the limit for warnings plus kGrace. After a question before giving up has ended,
-// the next such question may come after kGrace or earlier.
+// kGrace, or no question before a warning for the limit for warnings plus kGrace. Between the end of a question before giving
+// up and the next such question this rank also waits, for kGrace at most.
 constexpr double kGrace = 5.0;
 // How many operations and ranks the text about one reason names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
@@ -96,7 +97,7 @@ double StallInspector::patience() const {
 
 void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity) {
   looked_at_ = now;
-  // Control messages may be activity, too. So nothing counts while the answers to a question arrive.
+  // Control messages may be activity, too. So activity does not count as moved data while the answers to a question arrive.
   if (activity != activity_ && !asking()) moved_at_ = now;
   activity_ = activity;
   if (submitted_.empty() || newest != submitted_.back().second) {
@@ -222,8 +223,8 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   return false;
 }
 
-// An operation under way is agreed or matched, so it waits for no rank to submit it. A rank may name the operation in `lacks`
-// all the same, because the operation has ended there already.
+// An operation under way is agreed or matched, so it waits for no rank to submit it. A rank on which the operation has ended
+// already names it in `lacks` all the same.
 bool StallInspector::is_missing(const Question& question, std::size_t index, int rank) const {
   const auto answer = question.answers.find(rank);
   if (answer == question.answers.end() || !answer->second)

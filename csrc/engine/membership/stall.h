@@ -1,5 +1,6 @@
 // Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and in the end makes
-// all ranks give up. A pure machine: open operations, answers and the time go in; questions, log lines and a verdict come out.
+// all ranks give up. A pure state machine: open operations, answers and the time go in; questions, log lines and a verdict come
+// out.
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: std::bad_alloc, and what StateOf throws.
 //
@@ -10,8 +11,8 @@
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
 // A rank may be asked about an operation for which it waits itself. Then claim() decides which of the two ranks looks after the
-// stall. That rank asks about it and writes the line. A rank with a higher number begins to ask a little later, by up to 3
-// seconds. So if several ranks have waited equally long, usually only one asks.
+// stall. That rank asks the other ranks about the stall and writes the log line. A rank with a higher number begins to ask a
+// little later, by up to 3 seconds. So if several ranks have waited equally long, usually only one asks.
 #pragma once
 
 #include <deque>
@@ -30,7 +31,7 @@
 
 namespace hvdlite::engine {
 
-// An operation of this rank whose age is at least half of the lower limit.
+// An operation of this rank whose age is at least half of the lower of the two limits (StallInspector::Limits).
 struct Stalled {
   std::uint64_t record = 0;          // its number in the flight recorder
   const Request* request = nullptr;  // valid during look()
@@ -77,8 +78,8 @@ class StallInspector {
                const StateOf& state_of);
   // Drops an answer to an earlier question, and an answer of a rank that was not asked.
   void hear(int rank, StallReply answer);
-  // `rank` asks about an operation in this set for which this rank waits, too. last: as in its Inquiry. Returns true if this
-  // rank looks after the stall. This is so in two cases:
+  // `rank` asks about an operation in this set for which this rank waits, too. last: as in that rank's Inquiry. Returns true if
+  // this rank looks after the stall. This is so in two cases:
   // - This rank has the lower number, and its own open question has the same `last` and names an operation in this set.
   // - `last` is false, this rank has written a line about a stall (of any set) that is not over, and no other rank looks after
   //   this set.
@@ -117,8 +118,8 @@ class StallInspector {
     Reason reason;
     std::vector<const PendingOperation*> operations;  // in the order of submission
     double age = 0;                                   // of the oldest
-    // The number of operations that the question did not name. If there is only one group, they count as part of it; otherwise
-    // this is 0.
+    // The number of operations that are old enough but not in the question (Question::unasked). 0 if the operations in the
+    // question have different reasons.
     std::size_t more = 0;
   };
   // A stall that this rank has written to the log.
@@ -129,7 +130,7 @@ class StallInspector {
     Time since;        // the submission of its oldest operation
   };
 
-  // Writes the end of each stall of which no operation is stalled any more.
+  // Writes a log line for each stall that has ended, because none of its operations is stalled any more.
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
   // What a text about ranks needs: their names, and what this rank can see of them.
   struct Names {
@@ -143,7 +144,7 @@ class StallInspector {
   void conclude(Time now, std::span<const Stalled> stalled, const Names& names, Actions& actions);
   std::vector<StalledOperations> group(Time now, const Question& question,
                                        std::span<const Stalled> stalled);
-  // Does another rank look after the set?
+  // Does another rank look after the stalls of this set?
   bool in_hand(SetId set, bool last, Time now) const;
   // Has this rank written a line about a stall of this operation that is not over?
   bool is_told(std::uint64_t record) const;
@@ -160,7 +161,7 @@ class StallInspector {
   Limits limits_;
   int rank_;
   std::optional<Time> looked_at_;
-  // The newest number at each look at which it had changed.
+  // For each look at which the number of the newest operation had changed: the time of the look, and that number.
   std::deque<std::pair<Time, std::uint64_t>> submitted_;
   std::uint64_t activity_ = 0;
   Time moved_at_;

@@ -9,18 +9,19 @@
 //    blocked for less than the patience      nothing
 //    blocked for the patience                report if Facts::blocked() confirms it; if not, try again at the next look
 //
-// So a rank that waits only briefly, as in each step of a training, reports nothing. Rank 0 reports to its own detector
+// So a rank that waits only briefly, as in each training step, reports nothing. Rank 0 reports to its own detector
 // without a message, but it gets its probes as messages to itself.
 //
 // How a rank answers an Inquiry. For each operation in it:
 //
-//    it is unfinished on this rank, too           claim() decides whether the answer names it in `in_hand`
-//    it is not, and this rank has not joined      the answer names it in `lacks`; it has not been submitted, or has ended here
-//    it is not, but this rank has joined          the answer does not name it: collectives run without a request of this rank
+//    unfinished on this rank, too              claim() decides whether the answer names it in `in_hand`
+//    not submitted here, or ended here         the answer names it in `lacks`
+//    the same, but this rank has joined        the answer does not name it: collectives run without a request of this rank
 //
-// If the asking rank also wants to know where the program is, and the answer names an operation in `lacks`, the reply waits in
-// unanswered_ for the watchdog thread. If there is no such thread, the reply is sent at once, without the place. One answer of
-// the watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its `until`.
+// If the asking rank also wants to know where this rank's program is, and the answer names an operation in `lacks`, the reply
+// waits in unanswered_ for the watchdog thread. If there is no such thread, the reply is sent at once, without the place. One
+// answer of the watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its
+// `until`.
 
 #include <algorithm>
 
@@ -36,7 +37,7 @@ namespace {
 
 // While an operation whose end runs a callback is in flight, the engine cannot see whether the program waits for it. The engine
 // assumes so when nothing has been submitted and nothing has ended for this many times half of HVDLITE_DEADLOCK_TIMEOUT. With
-// the default this is 150 seconds: a step should not compute for so long between two of its gradients.
+// the default this is 150 seconds: a training step should not compute for so long between two of its gradients.
 constexpr double kUnseen = 300;
 // The watchdog gets this part of the time for which the asking rank waits for an answer. The rest is for the messages.
 constexpr double kWatchdogShare = 0.6;

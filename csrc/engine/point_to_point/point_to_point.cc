@@ -24,8 +24,9 @@
 //              answered_ ─┬─ Coming ───────────────────────► start_receive; after a Rejection: fails
 //                         └─ Withdrawal ───────────────────► receive() again, with its old place
 //
-// When such a send leaves offered_, a receiver that has not left gets one Coming or one Withdrawal. (After a failure end_all()
-// tells nobody.) So that receiver gets exactly one of them for each receive in answered_, also if messages cross:
+// When a send is removed from offered_, its receiver gets one Coming or one Withdrawal, unless the receiver has left. (After a
+// failure of this rank, end_all() tells nobody.) So a receiver gets exactly one of the two for each receive in its answered_,
+// also if messages cross:
 //
 //    rank 0                                 rank 1
 //    Offer 5        ──────────────────────► a receive fits: answered_
@@ -38,7 +39,8 @@
 // calls start_send.
 //
 // Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for it. Afterwards
-// end_all() finds the entry there. Until then the caller keeps it: match_or_post() posts it again, and Cycle ends it.
+// end_all() finds the entry there. Until then the calling function keeps the entry: match_or_post() posts it again, and Cycle
+// ends an entry from the queue.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -73,8 +75,8 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
       untold_(heard_.size()),
       left_(static_cast<std::size_t>(settings.ranks)) {}
 
-// Messages may have arrived before this rank knew the set. Then hear() could not check the members. So messages are dropped
-// here if the sender or this rank is no member.
+// Messages for the set may have arrived before this rank knew its members, and hear() could not check these messages. So this
+// function drops them if the sender or this rank is no member.
 void PointToPoint::add_set(const ProcessSet& set) {
   newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
   sets_[set.id] = set.members;
@@ -83,8 +85,8 @@ void PointToPoint::add_set(const ProcessSet& set) {
   });
 }
 
-// A program may send messages that it never receives. They count as received when their set is removed. Otherwise the sender
-// could never use this part of its limit again.
+// A program may send messages that no receive ever takes. These messages count as received when their set is removed, because
+// otherwise the sender could never use this part of its limit again.
 void PointToPoint::remove_set(SetId set) {
   sets_.erase(set);
   for (const Arrival& each : arrivals_) {
@@ -124,7 +126,7 @@ void PointToPoint::send(Entry& entry) {
               request.layout, request.count,  display_name(request)};
   effects_.posted(entry);
   if (send_whole(entry, to, offer)) return;
-  // Before the Offer: if it is for this rank, meet() looks for the send in this table.
+  // This comes before deliver(): if the Offer is for this rank itself, meet() looks for the send in offered_.
   offered_[offer.number] = std::move(entry);
   deliver(to, std::move(offer));
 }
@@ -146,8 +148,9 @@ bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   return true;
 }
 
-// Waits for half of the limit, so that one Receipt reports many messages. What is not reported yet is less than that. So when
-// all messages have been taken and all Receipts have arrived, the sender has more than half of the limit free.
+// Sends no Receipt before half of the limit is counted, so that one Receipt reports many messages. So less than half of the
+// limit stays unreported: when all messages have been taken and all Receipts have arrived, the sender has more than half of the
+// limit free.
 void PointToPoint::count_received(int source, const Offer& offer) {
   if (!offer.whole || ended_ || has_left(source)) return;
   std::size_t& untold = untold_[static_cast<std::size_t>(source)];
@@ -178,7 +181,7 @@ void PointToPoint::receive(Entry& entry, std::uint64_t place) {
 
 // Can no rank send the message for this receive any more? Another thread of this rank might send to this rank itself. For a
 // receive from any rank this possibility counts only in a set of one rank; otherwise a receive would wait for ever when all
-// others have left.
+// other ranks have left.
 bool PointToPoint::nobody_sends(const Request& receive) const {
   if (receive.root != kAny) return has_left(receive.root);
   const std::vector<int>& members = *sets_.at(receive.set);
@@ -189,8 +192,9 @@ bool PointToPoint::nobody_sends(const Request& receive) const {
 
 // --- messages ---------------------------------------------------------------------------------------------------------
 
-// A rank delivers Offers, Rejections, Receipts and Withdrawals to itself. It needs no Clearance and no Coming: meet() finds the
-// send in offered_. `requires` leaves out the kinds of Message that only other machines hear.
+// A rank delivers Offers, Rejections, Receipts and Withdrawals to itself. For a message to itself a rank needs no Clearance and
+// no Coming, because meet() finds the send in offered_. `requires` leaves out the kinds of Message that only other machines
+// hear.
 void PointToPoint::deliver(int rank, Message message) {
   if (rank != settings_.rank) return effects_.send(rank, message);
   std::visit(
@@ -200,8 +204,8 @@ void PointToPoint::deliver(int rank, Message message) {
       message);
 }
 
-// A set that this rank does not know has been removed, or is not added yet; its epoch says which. The numbers of one sender
-// must ascend. Otherwise two of its Offers could have the same key in answered_.
+// A set that this rank does not know has been removed, or is not added yet; the set's epoch says which. The numbers of one
+// sender's Offers must ascend. Otherwise two Offers could have the same key in answered_.
 void PointToPoint::hear(int source, Offer offer) {
   if (ended_) return;  // this rank's Goodbye tells the sender that this rank has left
   const auto set = sets_.find(offer.set);
@@ -371,8 +375,8 @@ void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
   }
 }
 
-// The flag is set first, because nobody_sends() and fail_unmatched() read it. fail_unmatched() sends no Withdrawal to a rank that
-// has left. What that rank has sent whole stays in arrivals_, and later receives take it.
+// The flag is set first, because nobody_sends() and fail_unmatched() read it. fail_unmatched() sends no Withdrawal to a rank
+// that has left. What that rank has sent whole stays in arrivals_, and later receives take it.
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
   fail_unmatched(why, [&](const Request& request) {

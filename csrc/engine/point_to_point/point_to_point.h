@@ -4,9 +4,9 @@
 // have arrived before their receive was posted. Blocks: only in the effects. Throws: Error(Internal) on messages that no
 // correct rank sends, std::bad_alloc, and what the effects throw.
 //
-// A pure machine: entries and messages go in; what must be done comes out through Effects, in order. The machine negotiates
-// nothing, and no collective waits for it, except the removal of a process set. Its digest tells states apart. Cycle drives it,
-// and passes it the other ranks' messages.
+// A pure state machine: entries and messages go in; what must be done comes out through Effects, in order. The machine
+// negotiates nothing, and of all collectives only the removal of a process set waits for sends and receives. digest() tells the
+// machine's states apart. Cycle drives the machine, and gives it the other ranks' messages.
 //
 //   what callers ask ---------> admit() ----------------+
 //   what another rank says ---> hear() -----------------+--> Effects: send, finish, start_send, start_receive, take, take_own
@@ -14,9 +14,10 @@
 //   which sets there are -----> add_set, remove_set ----+
 //
 // A small message travels whole: its Offer holds the payload, and the send ends when the Offer is sent. A sender may do this
-// while its whole messages to one rank stay within a limit (Settings::unreceived_bytes). A message counts until a Receipt has
-// come for its bytes. The receiving rank sends a Receipt when its receives have taken half of the limit. For a large message,
-// and for a small one over the limit, the Offer only announces the payload. When there is a receive for it:
+// while its whole messages to one rank stay within a limit (Settings::unreceived_bytes). A message counts against the limit
+// until a Receipt has come for its bytes. The receiving rank sends a Receipt when its receives have taken half of the limit
+// since the last Receipt. For a large message, and for a small one over the limit, the Offer only announces the payload. The
+// payload follows when there is a receive for the message:
 //
 //   sender                     receiver
 //      Offer       ------------->   a receive that fits is there, or comes later
@@ -31,8 +32,8 @@
 //
 // A receive of another dtype or size answers with a Rejection instead of a Clearance. If the sender then answers with a Coming,
 // the send had not ended, and send and receive fail. If a Withdrawal comes, the send had failed for another reason, and the
-// receive waits again, because a later send may match it. If the message came whole, the receive fails at once, and so
-// does the next send or receive that the sender submits, because the refused send has ended.
+// receive waits again, because a later send may match it. If the message came whole, the receive fails at once. The refused
+// send has ended already, so the next send or receive that the sender submits fails instead.
 #pragma once
 
 #include <cstdint>
@@ -62,8 +63,8 @@ class PointToPoint {
     virtual ~Effects() = default;
     virtual void send(int rank, const Message& message) = 0;
     virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-    // Begins to move the payload from or to the entry's memory; the entry ends when that is done. Both ranks start the payloads
-    // from one to the other in the same order, so this order says which payload belongs to which receive.
+    // Begins to move the payload from or to the entry's memory; the entry ends when the payload has moved. Both ranks start the
+    // payloads from one to the other in the same order, so this order says which payload belongs to which receive.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
     // take: gives a receive the payload of a message that travelled whole; the payload is valid during the call only. take_own:
@@ -82,19 +83,21 @@ class PointToPoint {
     // The limit to the bytes (counted_bytes) of whole messages from one rank to another that no Receipt has reported.
     std::size_t unreceived_bytes = 0;
   };
-  // The bytes for which a whole message counts: its payload, and a constant for its name and its place in the list.
+  // The bytes for which a whole message counts against unreceived_bytes: its payload, and a constant for its name and its place
+  // in arrivals_.
   static std::size_t counted_bytes(std::size_t bytes) { return bytes + 256; }
   // The effects must outlive this object.
   PointToPoint(const Settings& settings, Effects& effects);
 
-  // Call it when this rank adds the set, member or not. Messages for the set may have arrived before.
+  // Call it when this rank adds the set, even if this rank is no member. Messages for the set may have arrived before.
   void add_set(const ProcessSet& set);
   // Call it when all operations of this rank on the set have ended.
   void remove_set(SetId set);
 
   // --- what this rank asks ---
-  // Takes a send or a receive. An entry that can never be matched ends at once with an error. So does, for each send that was
-  // refused after it had ended, one later entry. If it throws, and the entry still has its request, the caller keeps the entry.
+  // Takes a send or a receive. An entry that can never be matched ends at once with an error. For each send that was refused
+  // after it had ended, one later entry ends with an error, too. If admit() throws, and the entry still has its request, the
+  // calling function keeps the entry.
   void admit(Entry& entry);
 
   // --- what others say ---
@@ -150,7 +153,7 @@ class PointToPoint {
   };
   using Entries = std::map<std::uint64_t, Entry>;
 
-  // If send, receive, send_whole or meet throws, the caller keeps an entry that still has its request.
+  // If send(), receive(), send_whole() or meet() throws, the calling function keeps an entry that still has its request.
   void send(Entry& entry);
   // Gives the receive a message that has arrived already, or posts the receive at its place. Fails it if no rank can send a
   // message for it.
@@ -192,7 +195,8 @@ class PointToPoint {
   std::vector<std::size_t> unreceived_, untold_;
   std::vector<bool> left_;             // by rank
   std::optional<base::Status> ended_;  // this rank has left, for this reason
-  // The receivers refused sends that had ended on this rank. Each of the next sends and receives of this rank gets one error.
+  // One error for each send of this rank that its receiver refused after the send had ended. Each of the next sends and
+  // receives of this rank ends with one of these errors.
   std::deque<base::Status> owed_;
 };
 
