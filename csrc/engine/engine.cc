@@ -384,6 +384,7 @@ void Engine::drive_until(bool (Engine::*done)(), double seconds) {
 }
 
 void Engine::pause() {
+  require_usable();
   if (!take_token_or_wait()) throw_shut_down();
   // If anything has moved within the time limit, the limit begins again.
   std::uint64_t moved = 0;

@@ -105,7 +105,7 @@ class Engine {
   // publish_failure() wait. Other ranks need this rank for agreed operations, so pause() first waits until these operations
   // have ended, or nothing has moved for failure_linger seconds (an operation of NCCL moves something only when it ends). The
   // thread that calls pause() must also call resume(). If shutdown() comes first, pause() waits for the end of shutdown() and
-  // throws Error(NotInitialized).
+  // throws Error(NotInitialized). In a forked child it throws this at once.
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
