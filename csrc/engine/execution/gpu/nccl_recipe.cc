@@ -15,9 +15,9 @@
 //    otherwise, if the wire dtype is float16                          when packed
 //    otherwise                                                        when unpacked
 //
-// For every operator prescale is applied when packed, and postscale when unpacked. If nothing is converted (Recipe::plain),
-// NCCL can use a single tensor as it is. Examples are an unscaled Sum, and an Average that NCCL divides, if the wire dtype is
-// the tensor's dtype.
+// For every operator the prescale is applied when a tensor is packed, and the postscale when it is unpacked. If nothing is
+// converted (Recipe::plain), NCCL can use a single tensor as it is. Examples are an unscaled Sum, and an Average that NCCL
+// divides, if the wire dtype is the tensor's dtype.
 #include "engine/execution/gpu/nccl_recipe.h"
 
 #include "kernels/kernels.h"
@@ -104,7 +104,8 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;
-  // NCCL has no 16-bit integers. Sums in wider integers would be clamped when they are unpacked; hvdlite's sums wrap.
+  // NCCL has no 16-bit integers. If NCCL added wider integers, unpacking would clamp the sums, whereas hvdlite's own sums of
+  // 16-bit integers wrap.
   if (base::size_of(request.dtype) == 2 && !floats) return std::nullopt;
   Recipe recipe;
   const DType dtype = request.dtype == DType::kBool ? DType::kUInt8 : request.dtype;
