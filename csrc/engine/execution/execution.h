@@ -7,11 +7,11 @@
 // operations on GPU memory (device_lane.h). Lanes cannot deadlock: no lane waits for another, and each member that knows the
 // oldest unfinished operation of a lane has it in flight (on GPU memory: as soon as the lane's link is up).
 //
-// Small operations are prepared (collectives/prepared.h): before the members agree on the operation, each member puts its input
-// where the other members will look for it, or into the message that announces the operation. If all members have done so, most
-// operations end as soon as they are agreed, without waiting in a lane. Two kinds of prepared operations still wait for their
-// turn in the lane: an allreduce in which each member reduces one part (Preparation::kParts), because it has a second exchange,
-// and an allreduce of several tensors, because it needs a buffer.
+// Small operations are prepared (collectives/prepared.h): before the members agree on such an operation, each member puts its
+// input where the other members will look for it, or into the message that announces the operation. If all members have done
+// so, most operations end as soon as they are agreed, without waiting in a lane. Two kinds of prepared operations still wait
+// for their turn in the lane: an allreduce in which each member reduces one part (Preparation::kParts), because it has a second
+// exchange, and an allreduce of several tensors, because it needs a buffer.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,8 @@ class Execution {
   ~Execution();
 
   // --- process sets ---
-  // Returns the port through which the set's members agree in shared memory, or null if they cannot share a ledger.
+  // Adds a set that has been granted these regions. Returns the port through which the members agree in shared memory, or null
+  // if they cannot share a ledger.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
   // As Effects::share_staging. Call it before the set's first operation on GPU memory, because that operation makes the GPU
   // lane.
@@ -79,9 +80,9 @@ class Execution {
 
   // --- endings ---
   // Fails all unfinished operations and retains their memory. If this rank has failed, it also aborts the NCCL communicators
-  // that have no work, because other ranks may be gone, and an orderly end could wait for them.
+  // that have no work, because other ranks may be gone, and an orderly end could wait for those ranks.
   void retain_all(const base::Status& why);
-  // Called when the transport is closed. memory_is_free: nothing touches the memory of retained operations any more.
+  // Call it after the transport has been closed. memory_is_free: nothing touches the memory of retained operations any more.
   void close(bool memory_is_free);
 
  private:

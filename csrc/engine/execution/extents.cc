@@ -58,8 +58,8 @@ std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   return output;
 }
 
-// A caller that gives memory does not know the other members' rows, and assumes that all members have equally many. So the
-// caller's memory fits only in this case.
+// A caller that gives memory (only for an allgather or a reducescatter) does not know the other members' rows, and assumes that
+// all members have equally many. So the caller's memory fits only in this case.
 void* Extents::place(const Entry& entry, OutputCache& outputs) const {
   if (entry.output != nullptr && are_even()) return entry.output;
   auto made = output(*entry.request);

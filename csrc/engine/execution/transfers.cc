@@ -47,7 +47,8 @@ Transfers::Queues& Transfers::queues_with(int peer) {
     return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
   // To read the sender's memory, a receiver needs the sender's process id. The ranks of a host know each other's process ids,
-  // or no rank does. So if this rank knows the peer's id (`known`), the peer can read this rank's memory.
+  // or no rank does. So if this rank knows the peer's id (`known`), the peer knows this rank's id, and may try to read this
+  // rank's memory.
   const bool known = transport_.process_of(peer) != 0;
   queues.streams.emplace(
       transport::PayloadWriter(window->payloads(here, there), known),

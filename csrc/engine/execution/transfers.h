@@ -56,7 +56,7 @@ class Transfers {
   }
   // Fails all transfers, and retains their page-locked memory, because the transport may still touch it.
   void retain_all(const base::Status& why);
-  // Called when the transport is closed. memory_is_free: the transport does not touch the retained memory any more.
+  // Call it after the transport has been closed. memory_is_free: the transport does not touch the retained memory any more.
   void close(bool memory_is_free);
 
  private:

@@ -82,7 +82,7 @@ class DeviceLink {
 
  private:
   enum class Step { kOpening, kCards, kInvitation, kJoining, kReporting, kDone };
-  // Member 0's message after the cards.
+  // Member 0's message to the other members after the exchange of cards.
   struct Invitation {
     std::int32_t ok = 0;  // 0: there is no id, and `why` has the reason
     device::nccl::UniqueId id;

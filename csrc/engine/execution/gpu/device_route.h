@@ -1,5 +1,5 @@
-// Chooses the route of a process set's GPU operations: the card in which each member tells about itself, and the choice that
-// all members make from the cards.
+// Chooses the route of a process set's GPU operations: the card, in which each member describes itself, and the choice that all
+// members make from the cards.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace hvdlite::engine {
 
-// One member's card: what the member tells all other members about itself.
+// One member's card, which all other members receive.
 struct RouteCard {
   enum Preference : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
   std::int32_t knob = kAuto;      // the knob gpu_route

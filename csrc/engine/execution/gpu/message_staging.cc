@@ -1,8 +1,8 @@
 // The states of a send, and the action of fetch() in each:
 //
-//    no memory                                        allocate it; give the watcher the event `ready`; go on as below
+//    no memory                                        allocate it; give the watcher `ready`; go on as in the next two rows
 //    memory, no event `arrived`; tensor not ready     nothing
-//    memory, no event `arrived`; tensor ready         copy; record `arrived`, and give it to the watcher; go on as below
+//    memory, no event `arrived`; tensor ready         copy; record `arrived`; give it to the watcher; go on as in the last row
 //    memory and `arrived`                             look whether the GPU has reached `arrived`
 //
 // A receive needs no such states: Transfers calls room_for() for the memory into which the message arrives, and bring() when

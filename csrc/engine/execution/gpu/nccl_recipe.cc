@@ -2,11 +2,11 @@
 //
 //    dtype                          wire                                      NCCL reduces
 //    bool                           uint8                                     uint8, with Max or Min
-//    8-bit and 32-bit integers      int64 for an Average, else the same       the same type
-//    64-bit integers                the same                                  the same type
-//    float16, bfloat16              float32 for sums, if a member asks        the same type
+//    8-bit and 32-bit integers      int64 for an Average, else the same       the wire dtype
+//    64-bit integers                the same                                  the wire dtype
+//    float16, bfloat16              float32 for sums, if a member asks        the wire dtype
 //                                   for float32 sums; else the same
-//    float32, float64               the request's wire dtype                  the same type
+//    float32, float64               the request's wire dtype                  the wire dtype
 //    complex                        the same                                  two floats for each element (Recipe::parts)
 //
 // Where an Average is divided. The divisor is less than the number of members if members that have joined do not count:
@@ -30,7 +30,7 @@ namespace nccl = device::nccl;
 
 namespace {
 
-// The default is for float32 and complex64. 16-bit integers have no recipe, so type_of never gets them.
+// The default case is for float32 and complex64. 16-bit integers have no recipe, so type_of never gets them.
 nccl::DataType type_of(DType wire) {
   switch (wire) {
     case DType::kInt8:
