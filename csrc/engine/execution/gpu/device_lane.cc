@@ -1,4 +1,4 @@
-// How an operation passes through the lane. Each advance() makes four steps, in this order:
+// How an operation passes through the lane. Each advance() does four things, in this order:
 //
 //    link            comes up (device_link.cc); until then no operation starts
 //    start()         waiting_ ──► running_, in the agreed order; if the route is refused, the operation ends with an error
@@ -21,10 +21,10 @@
 //    rank 0    the copy of A arrives before the copy of C, because both are in one stream; A moves first
 //    rank 1    the copy of A has not arrived; C awaits no copy, and moves first
 //
-// Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move them. So
-// rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while an operation awaits
-// its turn, step() does not advance later operations that await their turns. But step() advances operations that already move
-// data, and those of NCCL.
+// Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move their
+// data. So rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while an operation
+// awaits its turn, step() does not advance later operations that await their turns. But step() advances operations that already
+// move data, and those of NCCL.
 //
 // If a kernel waits for a lost rank, the GPU never reaches the later events of the stream. So while the GPU has unfinished
 // work, look_after() also asks the communicator for errors.

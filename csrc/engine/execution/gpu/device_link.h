@@ -5,7 +5,7 @@
 // exception the owner must keep the link, because the transport may still touch the link's memory.
 //
 // All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on all
-// members. The links come up by messages, which have tags of their own, while other operations continue:
+// members. The links come up through messages, which have tags of their own, while other operations continue:
 //
 //   all       exchange cards: is there a GPU, which GPU and NCCL, which knobs              -> all choose the same route
 // and if that route is NCCL:

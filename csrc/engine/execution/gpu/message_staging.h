@@ -4,7 +4,7 @@
 // Blocks: as operation.h says. Throws: what the GPU's driver throws.
 //
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
-//   receive   the message is in page-locked memory -> copy to the tensor when the tensor is ready, record the completion's event
+//   receive   the message is in page-locked memory -> copy to the tensor when the tensor is ready, record the completion event
 //
 // A send enqueues its copy only when the tensor is ready. So no copy in the stream of the sends waits for a tensor, and a
 // message waits only for its own tensor and for those of earlier messages to the same rank. A receive ends when its copy is
