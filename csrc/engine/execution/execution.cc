@@ -5,17 +5,17 @@
 //                        or of several tensors
 //                        all others ──► run_prepared ──► finish, in no lane
 //
-// If nothing runs in its lane, an operation of any size starts. Otherwise an operation starts if fewer than kMaxRunning
-// operations and fewer than kMaxRunningBytes run, and the last one has begun all its collectives. Operations of a lane may end
-// in any order: tags keep their messages apart, and turns keep their steps in shared memory apart.
+// An operation of any size starts if nothing runs in its lane. Otherwise an operation starts if fewer than kMaxRunning
+// operations and fewer than kMaxRunningBytes run, and the operation that started last has begun all its collectives. Operations
+// of a lane may end in any order: their messages have different tags, and in shared memory the operations take turns.
 //
 // All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
 // next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
 // number on any member.
 //
 // All members agree on how an operation is prepared, because preparation_of() reads only the requests, the set and the knobs. A
-// member that cannot prepare it, for example because it has no value, announces it as not prepared. Then no member calls
-// execute_prepared().
+// member that cannot prepare the operation, for example because the member has no value, announces the operation as not
+// prepared. Then no member calls execute_prepared().
 #include "engine/execution/execution.h"
 
 #include <algorithm>
@@ -35,17 +35,18 @@ using collectives::Preparation;
 namespace {
 
 // A prepared operation of at most this size in shared memory is not recorded as started, because recording would take longer
-// than the operation itself. So it has no moving time, and adds nothing to the bus bytes, which are divided by that time.
+// than the operation itself. So Usage counts no moving time for the operation. It counts no bus bytes either, because they are
+// divided by the moving time.
 constexpr std::size_t kTinyBytes = 64;
 
-// The payload of an operation in bytes, as nccl-tests count it: of an allgather the whole result, which has `gathered`
-// elements, and of all others the input.
+// The payload of an operation in bytes, as nccl-tests count it: for an allgather the whole result, which has `gathered`
+// elements, and for all other kinds the input.
 std::size_t payload_of(const Request& request, std::int64_t gathered) {
   const auto elements = request.kind == OpKind::kAllgather ? gathered : request.elements();
   return static_cast<std::size_t>(elements) * base::size_of(request.dtype);
 }
 
-// The same of all operations of a FusedOp. The input to an alltoall is what this rank sends.
+// The sum of the payloads of all operations of a FusedOp. For an alltoall: the bytes that this rank sends.
 std::size_t payload_of(const FusedOp& fused, const std::vector<Entry>& entries) {
   const Request& first = fused.first();
   if (first.kind == OpKind::kAlltoall) {
@@ -65,7 +66,7 @@ std::size_t bytes_of(std::span<const Entry> unit) {
   return bytes;
 }
 
-// The inputs of several tensors, one after the other.
+// The inputs of all tensors of the unit, one after the other.
 std::vector<std::byte> packed(std::span<const Entry> unit) {
   std::vector<std::byte> bytes;
   bytes.reserve(bytes_of(unit));
@@ -76,7 +77,7 @@ std::vector<std::byte> packed(std::span<const Entry> unit) {
   return bytes;
 }
 
-// The pool keeps this many fusion thresholds of memory: enough for the operations that are usually in flight.
+// The pool keeps memory of this many times the fusion threshold: enough for the operations that are usually in flight.
 constexpr std::size_t kPoolThresholds = 4;
 
 // A forced algorithm applies to host tensors only. For GPU tensors the algorithm is always chosen automatically.
@@ -114,7 +115,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 
 // --- process sets -----------------------------------------------------------------------------------------------------
 
-// The channels are made even if there is no ledger, because collectives use them, too.
+// The channels to shared memory are made even if there is no ledger, because collectives use them, too.
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
   // A set that reuses an id usually begins with other tags than the earlier set did. This is a precaution: the earlier set was
@@ -132,8 +133,8 @@ void Execution::share_staging(SetId set, const Regions::Grant& regions) {
   gpu = sharing(*gpu, share(transport_, *gpu, regions));
 }
 
-// The GPU may still have work of the set, although its operations have ended. Until that work is done, the lane lives on in
-// ending_.
+// The GPU may still have work of the set, although the set's operations have ended. Until that work is done, the set's GPU lane
+// stays in ending_.
 void Execution::remove_set(SetId set) {
   sets_.erase(set);
   const auto found = device_lanes_.find(set);
@@ -151,8 +152,8 @@ bool Execution::share_memory(SetId set) const {
 
 // --- operations -------------------------------------------------------------------------------------------------------
 
-// Not prepared: an operation for which this rank has no value, without bytes, on a GPU, weighted (the weights are exchanged
-// first), or in an arena (which all members map).
+// These operations are not prepared: those for which this rank has no value, those without bytes, those on GPUs, weighted ones
+// (because the weights are exchanged first), and those in an arena (because all members map it).
 Preparation Execution::preparation_of(const SharingSet& set, std::span<const Entry> unit) const {
   const auto cannot = [](const Entry& entry) {
     const Request& request = *entry.request;
@@ -171,8 +172,8 @@ Preparation Execution::preparation_of(const SharingSet& set, std::span<const Ent
                                      selection_);
 }
 
-// In shared memory the input is copied to its place at once. Otherwise the payload travels with the announcement, and refers to
-// the caller's tensor or to `packed`.
+// If the members share memory, the input is copied to its place there at once. Otherwise the input travels with the
+// announcement, and payload.input refers to the caller's tensor or to payload.packed.
 std::optional<InlinePayload> Execution::prepare(SetId set, std::span<const Entry> unit) {
   const SharingSet& known = *sets_.find(set)->second.host;
   const Entry& entry = unit.front();
@@ -237,7 +238,8 @@ void Execution::enqueue(Set& set, QueuedOperation operation) {
                       set.host->members->size());
   if (first.arena != 0) ++shared_.counters.arena_ops;
   if (first.on_gpu()) {
-    // The lane comes first: a new lane takes tags for its link, so the operation's tag comes after these on all members.
+    // device_lane() comes before next_tag(): a new lane takes tags for its link, so the operation's tag comes after the link's
+    // tags on all members.
     DeviceLane& lane = device_lane(set, operation.entries);
     operation.tag = next_tag(set);
     return lane.enqueue(std::move(operation));
@@ -285,8 +287,8 @@ bool Execution::settled() const {
                              [](const auto& lane) { return lane.second->settled(); });
 }
 
-// An empty lane is erased, so idle() need not look into lanes. The next operation makes it again; the channels belong to the
-// set.
+// An empty lane is erased, so idle() need not look into lanes. The next operation makes a new lane. Nothing is lost, because
+// the channels belong to the set.
 bool Execution::advance() {
   bool moved = false;
   for (auto lane = lanes_.begin(); lane != lanes_.end();) {
@@ -300,7 +302,7 @@ bool Execution::advance() {
   return moved;
 }
 
-// The transport does not see what GPUs move, so this function counts it.
+// The transport does not see that GPUs move data, so this function tells it (note_progress).
 bool Execution::advance_devices() {
   bool moved = false;
   for (auto& [id, lane] : device_lanes_) moved = lane->advance() || moved;
@@ -323,7 +325,7 @@ bool Execution::start(Lane& lane) {
         std::move(next), comm,
         HostOperation::Context{*lane.set, pool_, *shared_.outputs, selection_, shared_.counters}));
     Operation& operation = *lane.running.back();
-    // The operation is in `running` before start() or advance() may throw: there retain_all() finds its entries.
+    // The operation is in `running` before start() or advance() may throw, so that retain_all() finds the operation's entries.
     lane.running_bytes += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
     started = true;
@@ -331,7 +333,8 @@ bool Execution::start(Lane& lane) {
   return started;
 }
 
-// Does not say whether data have moved: the transport's activity() says that (cycle.cc).
+// Returns true if an operation has ended or the next one may start. It does not say whether data have moved: the transport's
+// activity() says that (cycle.cc).
 bool Execution::step(Lane& lane) {
   bool moved = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
@@ -378,7 +381,7 @@ void Execution::retain_all(const base::Status& why) {
 
 Execution::~Execution() { close(false); }
 
-// The watcher's thread uses the transport to ring. So the thread ends here, while the transport still exists.
+// The watcher's thread rings through the transport. So the watcher stops here, while the transport still exists.
 void Execution::close(bool memory_is_free) {
   watcher_.stop();
   transfers_.close(memory_is_free);
@@ -386,7 +389,7 @@ void Execution::close(bool memory_is_free) {
   device_lanes_.clear();
   ending_.clear();
   if (!memory_is_free && !(retained_.empty() && retained_lanes_.empty())) {
-    // Leaks the operations: a transfer may still use their memory.
+    // Leaks the operations, because a transfer may still use their memory.
     [[maybe_unused]] const auto* leaked = new auto(std::move(retained_));
     [[maybe_unused]] const auto* lanes = new auto(std::move(retained_lanes_));
   }

@@ -1,16 +1,17 @@
-// Runs agreed operations: keeps the memory that each process set shares, and the set's operations in order, several of them in
-// flight at once. Also runs the transfers between two ranks.
-// Thread: the holder of the progress token. Owns: what the sets share, and all operations, also retained ones. Blocks: as
-// device_lane.h and transfers.h say; close() also blocks for a moment. Throws: as operation.h says.
+// Runs the agreed operations of each process set in their order, several of them at once, and keeps the memory that the members
+// of the set share. Also runs the transfers between two ranks.
+// Thread: the holder of the progress token. Owns: the shared memory of the sets, and all operations, retained ones too. Blocks:
+// as device_lane.h and transfers.h say; close() also blocks for a moment. Throws: as operation.h says.
 //
-// Lanes cannot deadlock: on every member that knows a lane, the lane's oldest unfinished operation is in flight (or, on GPU
-// memory, waits for the lane's link to come up), and no lane waits for another. A process set has a lane for host memory and,
-// after its first GPU operation, one for GPU memory (device_lane.h).
+// A process set has one lane for its operations on host memory and, from its first GPU operation on, a second lane for its
+// operations on GPU memory (device_lane.h). Lanes cannot deadlock: no lane waits for another, and each member that knows the
+// oldest unfinished operation of a lane has it in flight (on GPU memory: as soon as the lane's link is up).
 //
-// Small operations are prepared (collectives/prepared.h): before the members have agreed, each puts its input where the others
-// will look for it, or into the message that announces it. If all have done so, the operation ends as soon as it is agreed,
-// without waiting in a lane. Two kinds wait for their turn in the lane: an allreduce in which each member reduces one part
-// (Preparation::kParts) has a second exchange, and an allreduce of several tensors needs a buffer.
+// Small operations are prepared (collectives/prepared.h): before the members agree on such an operation, each member puts its
+// input where the other members will look for it, or into the message that announces the operation. If all members have done
+// so, most operations end as soon as they are agreed, without waiting in a lane. Two kinds of prepared operations still wait
+// for their turn in the lane: an allreduce in which each member reduces one part (Preparation::kParts), because it has a second
+// exchange, and an allreduce of several tensors, because it needs a buffer.
 #pragma once
 
 #include <algorithm>
@@ -36,31 +37,34 @@ class Execution {
   ~Execution();
 
   // --- process sets ---
-  // Returns the port through which the set's members agree in shared memory, or null if they cannot share a ledger.
+  // Adds a set that has been granted these regions. Returns the port through which the members agree in shared memory, or null
+  // if they cannot share a ledger.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
-  // As Effects::share_staging. Call it before the set's first operation on GPU memory, which makes the lane.
+  // As Effects::share_staging. Call it before the set's first operation on GPU memory, because that operation makes the GPU
+  // lane.
   void share_staging(SetId set, const Regions::Grant& regions);
   // Call it when all operations of this set have ended.
   void remove_set(SetId set);
-  // Do all members share memory?
+  // Do all members of the set share memory with each other?
   bool share_memory(SetId set) const;
 
   // --- operations ---
-  // As Effects::prepare. If the members share memory, this rank's input then lies where the others will look for it.
+  // As Effects::prepare. If the members share memory, prepare() has put this rank's input where the other members will look for
+  // it.
   std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit);
   // As Effects::execute_prepared, called when all members have prepared the operation.
   void execute_prepared(SetId set, std::vector<Entry>& unit,
                         std::vector<std::vector<std::byte>> payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);
 
-  // Moves the payloads of point to point. This object advances and ends them.
+  // The transfers of sends and receives. The caller starts a transfer, and Execution advances and ends it.
   Transfers& transfers() { return transfers_; }
 
   // Starts and advances operations. Returns true if anything happened.
   bool advance();
   bool idle() const;
   bool idle(SetId set) const;
-  // Have the GPUs done all their work?
+  // Have the GPUs done all work of the operations and transfers that have ended?
   bool settled() const;
   // Calls visit(const Entry&) for each entry that has not ended. An entry without a request belongs to no caller of this rank.
   template <typename Visit>
@@ -75,17 +79,18 @@ class Execution {
   }
 
   // --- endings ---
-  // Fails all unfinished operations and retains their memory. If this rank has failed, other ranks may be gone, so this rank
-  // also aborts the NCCL communicators that have no work, because an orderly end could wait for those ranks.
+  // Fails all unfinished operations and retains their memory. If this rank has failed, it also aborts the NCCL communicators
+  // that have no work, because other ranks may be gone, and an orderly end could wait for those ranks.
   void retain_all(const base::Status& why);
-  // Called when the transport is closed. memory_is_free: nothing touches the memory of retained operations any more.
+  // Call it after the transport has been closed. memory_is_free: nothing touches the memory of retained operations any more.
   void close(bool memory_is_free);
 
  private:
+  // One process set, twice: for each kind of tensors with the regions of the window that such tensors use.
   struct Set {
     SharingSetPtr host;  // for tensors in host memory
-    // For GPU tensors that go through host memory. They have regions of their own, so that host tensors never wait for the
-    // turn of a slower GPU tensor. Only the set of all ranks has such regions, from its first operation on GPU memory on.
+    // For GPU tensors that go through host memory. Its regions are separate, so that host tensors never wait for the turn of a
+    // slower GPU tensor. Only the set of all ranks gets such regions, at its first operation on GPU memory.
     SharingSetPtr gpu;
     std::uint32_t next_operation = 0;  // the same on all members; part of the message tag
   };

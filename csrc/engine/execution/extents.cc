@@ -1,13 +1,13 @@
-// An example for three ranks, as rank 1 sees it. An alltoall's `sizes` are a table, a row for each sender and a column for each
-// receiver:
+// An example for three ranks, as rank 1 sees it. An alltoall's `sizes` (FusedOp) are a table of numbers of tensor rows, with a
+// line for each sender and a column for each receiver:
 //
 //               to 0   to 1   to 2
-//    from 0       1      2      3       sent      4 5 6     rank 1's row
+//    from 0       1      2      3       sent      4 5 6     rank 1's line
 //    from 1       4      5      6       rows      2 5 8     rank 1's column
 //    from 2       7      8      9       out_rows  15        the sum of the column
 //
-// An allgather's `sizes` are the rows of each member, and each member gets all of them. A reducescatter has no `sizes`: all
-// members have the same shape, and part_of() cuts its rows, so 7 rows become 3, 2 and 2.
+// An allgather's `sizes` are the numbers of rows of each member, and each member gets all rows. A reducescatter has no `sizes`:
+// the inputs of all members have the same shape, and part_of() divides the rows, so 7 rows become 3, 2 and 2.
 #include "engine/execution/extents.h"
 
 #include <numeric>
@@ -47,7 +47,8 @@ Extents::Extents(const FusedOp& fused, int rank, int ranks)
   out_rows = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
 }
 
-// Only the number of rows differs from the shape of the input. An alltoall also tells how many rows have come from each member.
+// The result has the shape of the input, except for the number of rows. The result of an alltoall also says how many rows have
+// come from each member.
 std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   auto output = std::make_unique<EngineOutput>();
   output->shape = request.shape;
@@ -57,8 +58,8 @@ std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
   return output;
 }
 
-// The caller gave memory for equal parts of all members before the other members' rows were known. So this memory fits only if
-// the parts are equal.
+// A caller that gives memory (only for an allgather or a reducescatter) does not know the other members' rows, and assumes that
+// all members have equally many. So the caller's memory fits only in this case.
 void* Extents::place(const Entry& entry, OutputCache& outputs) const {
   if (entry.output != nullptr && are_even()) return entry.output;
   auto made = output(*entry.request);

@@ -1,4 +1,4 @@
-// The sizes of an allgather, alltoall or reducescatter on this rank: rows and elements of each peer, and the shape of the
+// The sizes of an allgather, alltoall or reducescatter, as this rank sees them: the rows of each member, and the shape of the
 // result.
 // Thread: one at a time; pure, but place() stores memory in the entry's completion. Owns: its lists. Blocks: place(), as
 // OutputCache does. Throws: std::bad_alloc.
@@ -16,33 +16,34 @@
 namespace hvdlite::engine {
 
 struct Extents {
-  // For the member `rank` of `ranks`.
+  // For the member with the index `rank` among `ranks` members.
   Extents(const FusedOp& fused, int rank, int ranks);
 
-  // allgather: rows of each member; alltoall: rows that this rank gets from each; reducescatter: rows that each member gets.
+  // allgather: rows of each member; alltoall: rows that this rank gets from each member; reducescatter: rows that each member
+  // gets.
   std::vector<std::int64_t> rows;
   std::vector<std::int64_t> sent;  // alltoall: rows that this rank sends to each
   std::int64_t out_rows = 0;       // of this rank's result
   std::size_t row_elements = 0;
   std::size_t element_bytes = 0;
 
-  // Do all members give or get equally many rows?
+  // Are all numbers in `rows` equal?
   bool are_even() const {
     return std::ranges::all_of(rows, [&](std::int64_t count) { return count == rows.front(); });
   }
   std::size_t row_bytes() const { return row_elements * element_bytes; }
   std::size_t out_bytes() const { return static_cast<std::size_t>(out_rows) * row_bytes(); }
   std::size_t out_elements() const { return static_cast<std::size_t>(out_rows) * row_elements; }
-  // Converts a number of rows for each peer to a number of elements.
+  // elements() and bytes() convert the numbers of rows in `of`, one for each member, to numbers of elements or bytes.
   std::vector<std::size_t> elements(const std::vector<std::int64_t>& of) const {
     return scaled(of, row_elements);
   }
   std::vector<std::size_t> bytes(const std::vector<std::int64_t>& of) const {
     return scaled(of, row_bytes());
   }
-  // The result of this rank's entry, without memory yet.
+  // Describes the result of this rank's entry, which has no memory yet.
   std::unique_ptr<EngineOutput> output(const Request& request) const;
-  // Memory for the result of this rank's entry: the caller's, if it has given some and all members have equally many rows;
+  // Returns the memory for the result of this rank's entry: the caller's memory, if the caller has given some and are_even();
   // otherwise memory from `outputs`, which the entry's completion then owns.
   void* place(const Entry& entry, OutputCache& outputs) const;
 

@@ -1,6 +1,6 @@
-// A lease remembers the capacity of its buffer. This capacity is the buffer's key in the map in which give_back() keeps it. get()
-// takes the smallest kept buffer that is large enough, unless this buffer is far too large. There are few capacities, so a step that fuses other tensors
-// than the last step often finds the same buffers:
+// A lease remembers the capacity of its buffer, because give_back() keeps the buffer in a map by its capacity. get() takes the
+// smallest kept buffer that is large enough, unless that buffer is far too large. There are few different capacities, so a
+// training step that fuses other tensors than the last training step often finds the same buffers:
 //
 //    asked         1 B     5000 B   700 KiB   1.1 MiB     9 MiB    65 MiB
 //    capacity      4 KiB   8 KiB    1 MiB     1.125 MiB   9 MiB    72 MiB
@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 
-// Up to 1 MiB the capacity is a power of two and at least a page. Above 1 MiB, `bytes` lies between two powers of two, and is
-// rounded up to a multiple of an eighth of the smaller one.
-// So less than an eighth of a new large buffer is unused, and operations of similar sizes use the same buffers again.
+// Up to 1 MiB the capacity is a power of two and at least a page. Above 1 MiB, `bytes` lies between two powers of two, and the
+// capacity is `bytes` rounded up to a multiple of an eighth of the smaller power. So less than an eighth of a new large buffer
+// is unused, and operations of similar sizes use the same buffers again.
 std::size_t capacity_for(std::size_t bytes) {
   const std::size_t power = std::bit_ceil(bytes < kPage ? kPage : bytes);
   if (power <= (std::size_t{1} << 20)) return power;
@@ -34,7 +34,7 @@ FusionBufferPool::~FusionBufferPool() {
 FusionBufferPool::Lease FusionBufferPool::get(std::size_t bytes) {
   const std::size_t capacity = capacity_for(bytes);
   const auto found = free_.lower_bound(capacity);
-  // A buffer of more than twice this capacity stays free for larger operations.
+  // A free buffer of more than twice this capacity is left for larger operations.
   if (found != free_.end() && found->first <= 2 * capacity) {
     Lease buffer(found->second, {this, found->first});
     kept_ -= found->first;

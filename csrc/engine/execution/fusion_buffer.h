@@ -1,5 +1,5 @@
-// Page-aligned memory for fusion buffers and scratch outputs. The pool reuses memory, because touching fresh pages takes more
-// time than moving the data.
+// Page-aligned memory for fusion buffers, and for data that no caller of this rank gets. The pool reuses memory, because
+// touching fresh pages takes more time than moving the data.
 // Thread: the holder of the progress token. Owns: returned memory. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -22,7 +22,7 @@ class FusionBufferPool {
     std::size_t capacity = 0;
     void operator()(std::byte* data) const { pool->give_back(data, capacity); }
   };
-  // Memory of the pool, which must outlive the lease.
+  // A buffer, which returns to the pool when the lease is destroyed. The pool must outlive the lease.
   using Lease = std::unique_ptr<std::byte, ReturnToPool>;
 
   // Gives at least `bytes` bytes, uninitialised.

@@ -1,19 +1,21 @@
-// How a tag and a tile number are composed, from the high bits to the low ones. A tag has tag_bits() bits, a tile number 64:
+// How a tag and a tile number (the number of a tile of the window) are composed, from the high bits to the low ones. The table
+// has the number of bits of each field. A tag has tag_bits() bits in all, and a tile number has 64:
 //
 //    tag            | set id: 10 | number of the operation: the rest | channel: 3 |
 //    tile number    | generation of the region: 24 | tiles of the set: 40 |
 //
-// Example for 23 bits: operation 5 of set 2, channel 1, has the tag ((2 << 10) + 5) * 8 + 1 = 16425. The numbers in tags are 0
-// to 1022 (below operation_limit()), so operation 1028 has that tag again. The number 1023, whose bits are all set, belongs to
-// payloads of point to point, with the set id 0.
+// Example for tags of 23 bits: operation 5 of set 2, channel 1, has the tag ((2 << 10) + 5) * 8 + 1 = 16425. The numbers of
+// operations in tags are 0 to 1022 (below operation_limit()), so operation 1028 has that tag again. The number 1023, whose bits
+// are all set, belongs to payloads of point to point, with the set id 0.
 //
-// Two operations that are in flight together differ in the set or in the number, and two streams of one operation in the
-// channel. So no rank takes a message of one for a message of the other.
+// The tags of two operations that are in flight together differ in the set id or in the number, and the tags of two message
+// streams of one operation differ in the channel. So no rank takes a message of one operation or stream for a message of
+// another.
 //
-// A rank reads a tile when its owner's flag in the region has reached the tile's number. Each set that gets a region has a larger
-// generation of it than all sets before, so the flags that they have left there are smaller than its tile numbers, and only mean
-// "not yet". The epoch of the set would not do: the set of all ranks has the smallest epoch, and may take a region after others
-// (share_staging).
+// A rank reads a tile when the flag of the tile's owner in the region has reached the tile's number. Each set that gets a
+// region has a larger generation than all sets that had the region before. So the flags that earlier sets have left in the
+// region are smaller than the tile numbers of the new set, and only mean "not yet". The epoch of the set cannot serve as the
+// generation, because the set of all ranks has the smallest epoch, and may take a region after other sets (share_staging).
 #include "engine/execution/operation.h"
 
 #include <algorithm>
@@ -30,7 +32,7 @@ using base::ReduceOp;
 
 namespace {
 
-// The numbers of tiles within one set stay below this bit.
+// The generation begins at this bit. The number of a tile within one set fits into the lower bits.
 constexpr int kGenerationShift = 40;
 // As many bits as the ids need: kMaxSets (negotiation/set_changes.cc) limits the ids.
 constexpr int kSetBits = 10;
@@ -39,12 +41,12 @@ int operation_bits(const transport::Transport& transport) {
   return transport.tag_bits() - collectives::kChannelBits - kSetBits;
 }
 
-// The numbers of operations in tags are below this one, which stands for all point-to-point payloads.
+// The numbers of operations in tags are below this number. The number itself stands for all point-to-point payloads.
 std::uint32_t operation_limit(const transport::Transport& transport) {
   return (std::uint32_t{1} << operation_bits(transport)) - 1;
 }
 
-// Null if this rank is no member.
+// Null if this rank is no member of the set.
 std::shared_ptr<collectives::SharedChannel> make_channel(transport::Transport& transport,
                                                          const ProcessSet& set,
                                                          const Regions::Region& region) {
@@ -142,8 +144,8 @@ std::unique_ptr<collectives::Collective> Operation::start_with_rows(
   }
 }
 
-// Only an operation that is alone can have no value: the planner does not fuse an allreduce without contributors. So the first
-// part answers for all.
+// An allreduce for which no rank has a value is the only part of its FusedOp, because the planner does not fuse it. So the
+// first part answers for all.
 bool Operation::has_no_value() const {
   return fused().parts.front().contributors == 0 && first_request().kind == OpKind::kAllreduce;
 }

@@ -1,10 +1,11 @@
-// One FusedOp that runs, and the regions of the host's window that the members of its process set share. The class depends on
-// where the tensors lie and how they travel: HostOperation (host_operation.h), NcclOperation (nccl_operation.h),
-// StagedOperation (staged_operation.h).
-// Thread: the holder of the progress token. Owns: SharedRegions owns the channels, and their destruction lets the regions' next
-// users begin; an Operation owns its collective and its buffers. Blocks: only where OutputCache or a GPU's buffers
-// block (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an exception the owner
-// must retain the operation, because the transport may still touch the operation's memory.
+// An Operation is one FusedOp that runs. Its class depends on where the tensors lie and how they travel: HostOperation
+// (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation (staged_operation.h). SharedRegions are the regions of
+// the host's window through which the members of a process set exchange data.
+// Thread: the holder of the progress token. Owns: SharedRegions owns the channels to the regions, and the sets that use the
+// regions next wait until all members have destroyed their channels; an Operation owns its collective and its buffers. Blocks:
+// only where OutputCache or a GPU's buffers block (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and
+// NCCL throw. After an exception the owner must retain the operation, because the transport may still touch the operation's
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@
 
 namespace hvdlite::engine {
 
-// The parts of collectives/comm.h's Sharing; null where this rank shares nothing.
+// Owns the objects to which a Sharing points. Sharing (collectives/comm.h) says when each is null.
 struct SharedRegions {
   std::shared_ptr<collectives::SharedChannel> channel;
   std::shared_ptr<collectives::SharedChannel> second_channel;
@@ -35,10 +36,11 @@ struct SharedRegions {
   }
 };
 
+// Makes the channels to the regions that the set was granted.
 SharedRegions share(transport::Transport& transport, const ProcessSet& set,
                     const Regions::Grant& regions);
 
-// A process set, as operations see it.
+// A process set with its shared memory, as operations use it.
 struct SharingSet : ProcessSet {
   SharedRegions shared;
 
@@ -49,7 +51,7 @@ struct SharingSet : ProcessSet {
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
 // A lane starts an operation only while it has fewer operations and bytes in flight than these limits. The limits are high
-// enough to use the time in which one operation waits. Higher limits would take too much memory.
+// enough that other operations move data while one waits for other ranks. Higher limits would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
@@ -57,8 +59,8 @@ inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 void check_tags(const transport::Transport& transport);
 
 // The tag of an operation's messages. The tags of a set repeat after operation_limit() (operation.cc) operations of the set. So
-// two of its operations in flight have different tags if the second began fewer than operation_limit() operations after the
-// first.
+// two operations of a set have different tags if the second began fewer than operation_limit() operations after the first.
+// operation: the operation's number in its set (Execution::Set::next_operation).
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
 // The tag of all point-to-point payloads; no operation has this tag. One tag is enough, because a sender and its receiver start
 // the payloads between them in the same order.
@@ -66,17 +68,17 @@ std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
 // How ranks combine their values for this request. An Average divides by `divisor`.
 collectives::Reduction reduction_of(const Request& request, std::int64_t divisor);
-// How the `ranks` members that agreed on an operation combine their values.
+// How the members that agreed on an operation combine their values. ranks: the number of members.
 collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks);
 
-// A FusedOp and this rank's part in it. It waits in its lane until the lane starts it as an Operation.
+// A FusedOp and this rank's entries in it. A QueuedOperation waits in its lane until the lane starts it as an Operation.
 struct QueuedOperation {
   FusedOp fused;
-  // entries[i] is the part in fused.parts[i]. An entry without a request means that this rank has joined.
+  // entries[i] is this rank's entry of fused.parts[i]. An entry without a request means that this rank has joined.
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
-  // Only a prepared allreduce has payloads. payloads[i] comes from member i: its whole input, or the part that this rank
-  // reduces.
+  // Only a prepared allreduce has payloads. payloads[i] comes from member i: that member's whole input, or the part of it that
+  // this rank reduces.
   std::vector<std::vector<std::byte>> payloads{};
 };
 
@@ -94,7 +96,8 @@ class Operation {
   // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and
   // all members need the same order. So the next operation does not start before has_begun() is true.
   virtual bool has_begun() const { return true; }
-  // The operation has failed. Its owner retains it, so that late writes to its memory do no harm.
+  // Called when the operation has failed. Keeps the memory of the operation to which the transport or a GPU may still write.
+  // Afterwards the owner retains the operation.
   virtual void abandon() = 0;
 
   const std::vector<Entry>& entries() const { return what_.entries; }

@@ -7,10 +7,10 @@
 //    this rank                        own_              advance_own(): one copy, when the sent tensor is in host memory
 //    message that travelled whole     moving_           take(): one copy, at once
 //
-// Payloads from one rank to another have no numbers. Both ranks start them in the same order (PointToPoint), and no payload
-// overtakes another: only the first transfer of a queue may start, and a send whose tensor is not in host memory yet delays
-// the later sends to the same rank. Sends to different ranks do not wait for each other. Messages of a rank to itself may
-// overtake each other, because each is already matched with its receive.
+// Payloads from one rank to another have no numbers by which the receiver could tell them apart. Instead, both ranks start the
+// payloads in the same order (PointToPoint), and no payload overtakes another: only the first transfer of a queue may start,
+// and a send whose tensor is not in host memory yet delays the later sends to the same rank. Sends to different ranks do not
+// wait for each other. Messages of a rank to itself may overtake each other, because each is already matched with its receive.
 //
 // While a payload moves, its entry is in one of these lists. So if the transport or a copy throws, retain_all() finds the
 // entry. This is why take() and advance_own() put entries into moving_ before they copy.
@@ -46,8 +46,9 @@ Transfers::Queues& Transfers::queues_with(int peer) {
   if (!is_new || window == nullptr || transport_.host_of(peer) != transport_.host_of(rank))
     return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
-  // To read the sender's memory, a receiver needs the sender's process id. `known` is about the receiver's id: the ranks of a
-  // host know each other's ids, or no rank does.
+  // To read the sender's memory, a receiver needs the sender's process id. The ranks of a host know each other's process ids,
+  // or no rank does. So if this rank knows the peer's id (`known`), the peer knows this rank's id, and may try to read this
+  // rank's memory.
   const bool known = transport_.process_of(peer) != 0;
   queues.streams.emplace(
       transport::PayloadWriter(window->payloads(here, there), known),
@@ -137,8 +138,8 @@ void* Transfers::target_of(const Moving& receive) {
   return receive.staged.host ? receive.staged.host.data() : receive.entry.output;
 }
 
-// Ends a transfer whose payload has been sent or has arrived. For a receive on a GPU the copy to the tensor is only enqueued
-// here, and the completion's event comes after the copy.
+// Ends a transfer whose payload has been sent or has arrived. For a receive of a tensor on a GPU, finish() only enqueues the
+// copy to the tensor, and the completion's event comes after that copy.
 void Transfers::finish(Moving& transfer) {
   const Entry& entry = transfer.entry;
   if (is_staged(entry)) {
@@ -152,9 +153,9 @@ void Transfers::finish(Moving& transfer) {
 
 // --- progress ---------------------------------------------------------------------------------------------------------
 
-// Advances the transfers of one direction: goes on with the next transfer only when the first is done. If only a part has
-// moved, other operations have their turn first. The bell wakes the peer, which can now go on: there are bytes to read, or room
-// for more, or its payload was read.
+// Advances the transfers of one direction, and goes on with the next transfer only when the first is done. If only a part of a
+// payload has moved, the function returns, so that other operations have a turn. ring() wakes the peer, which can now go on: it
+// has bytes to read, or room for more bytes, or its payload was read.
 template <typename Advance>
 bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;
@@ -173,7 +174,7 @@ bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) 
   return any;
 }
 
-// Passes over a message whose tensor is not in host memory yet.
+// Skips each message whose sent tensor is not in host memory yet.
 bool Transfers::advance_own() {
   bool any = false;
   for (auto at = own_.begin(); at != own_.end();) {
@@ -205,7 +206,8 @@ void Transfers::tell_refusal(int peer, int error) {
                         "allows it");
 }
 
-// Asks the transport about each transfer in moving_. If no transfer is queued, there is no walk over all peers.
+// Asks the transport about each transfer in moving_, and then advances own_ and the queues. If no transfer is queued, the
+// function does not visit all peers.
 bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {

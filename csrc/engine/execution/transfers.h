@@ -27,10 +27,10 @@ class Transfers {
   Transfers(transport::Transport& transport, SharedState& shared, DeviceWatcher& watcher)
       : transport_(transport), shared_(shared), staging_(shared.devices, watcher) {}
 
-  // Start a payload. Both ranks must start the payloads from one to the other in the same order.
+  // Start a transfer. The sender and the receiver must start the payloads from one to the other in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
-  // Copies the payload of a message that travelled whole, in its Offer, and ends the receive.
+  // Copies the payload of a small message, which came in the Offer, and ends the receive.
   void take(Entry receive, const void* payload);
   // Copies a message of this rank to itself, and ends both entries: at once, or in a later advance() if the sent tensor is not
   // in host memory yet.
@@ -56,10 +56,11 @@ class Transfers {
   }
   // Fails all transfers, and retains their page-locked memory, because the transport may still touch it.
   void retain_all(const base::Status& why);
-  // Called when the transport is closed. memory_is_free: the transport does not touch the retained memory any more.
+  // Call it after the transport has been closed. memory_is_free: the transport does not touch the retained memory any more.
   void close(bool memory_is_free);
 
  private:
+  // A transfer that has not ended. staged: for a tensor on a GPU. ticket: for a payload that the transport moves.
   struct Moving {
     Entry entry;
     StagedMemory staged{};
@@ -70,21 +71,23 @@ class Transfers {
     transport::PayloadWriter out;
     transport::PayloadReader in;
   };
-  // The payloads to and from another rank that wait here. With streams, the first payload of each direction moves. Without
-  // streams, receives are given to the transport at once, and sends in their order, each when its tensor is in host memory.
+  // The transfers to and from another rank that the transport does not have. With streams, the first transfer of each direction
+  // moves, and the later ones wait. Without streams, only sends wait here: the transport gets receives at once, and sends in
+  // their order, each when its tensor is in host memory.
   struct Queues {
     std::optional<Streams> streams{};
     std::deque<Moving> sends{}, receives{};
   };
   Queues& queues_with(int peer);
-  // Adds the transfer to moving_ and calls post(), which gives it to the transport and returns the ticket. If post() throws,
-  // retain_all() finds the entry in moving_.
+  // Adds the transfer to moving_ and calls post(), which gives the transfer to the transport and returns the ticket. If post()
+  // throws, retain_all() finds the entry in moving_.
   template <typename Post>
   void start(Moving transfer, Post post);
   bool post_sends(Queues& queues, int to);
-  // Logs, once, that this process may not read the memory of another rank.
+  // Logs, once, that this process may not read the memory of rank `peer`. error: why, as an errno; 0: nothing to log.
   void tell_refusal(int peer, int error);
-  // Is the payload of this send in host memory? If it is on a GPU, the first calls start the copy.
+  // Is the payload of this send in host memory? If the tensor is on a GPU, is_here() also starts the copy, as soon as the
+  // tensor is ready.
   bool is_here(Moving& send);
   static const void* source_of(const Moving& send);
   static void* target_of(const Moving& receive);

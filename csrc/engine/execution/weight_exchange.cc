@@ -16,8 +16,8 @@ namespace hvdlite::engine {
 using base::ReduceOp;
 
 // Each member contributes a vector that holds its weight at its own place, its notice (1 or 0) at the last place, and zeros
-// elsewhere. The sum of these vectors holds all weights, without rounding. A weighted operation has several parts only if they
-// are one group, and a group has one weight.
+// elsewhere. The sum of these vectors holds all weights, without rounding. A weighted FusedOp has several parts only if these
+// are one group, and all tensors of a group have the same weight. So one weight is enough for the FusedOp.
 std::unique_ptr<collectives::Collective> WeightExchange::start(
     const collectives::Comm& comm, Weight own, const collectives::Selection& selection) {
   weights_.assign(static_cast<std::size_t>(comm.size()) + 1, 0.0);
@@ -30,7 +30,7 @@ std::unique_ptr<collectives::Collective> WeightExchange::start(
 }
 
 // A member's share is its weight divided by the sum of all weights. The shares add up to 1 (unless all weights are 0), so the
-// sum of the values needs no divisor.
+// Sum of the scaled values needs no divisor.
 collectives::Reduction WeightExchange::take(collectives::Reduction mean, int rank,
                                             Counters& counters) {
   std::vector<double> weights = std::exchange(weights_, {});

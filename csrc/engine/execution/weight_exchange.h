@@ -1,6 +1,6 @@
-// The first collective of a weighted mean: the members exchange their weights, and each learns its share of all weights. A
-// member may give notice with its weight, and all members learn of that at the same operation (elastic training: a planned
-// leave).
+// The first collective of a weighted mean: the members exchange their weights, and each member learns its share of the sum of
+// all weights. A member may give notice with its weight, and all members learn of the notice at the same operation (in elastic
+// training: the member will leave).
 // Thread: the holder of the progress token. Owns: the weights. Blocks: no. Throws: what start_allreduce throws.
 #pragma once
 
@@ -15,21 +15,22 @@ namespace hvdlite::engine {
 
 class WeightExchange {
  public:
-  // Starts the collective, whose end the owner awaits. own: this rank's weight; 0 if it has joined.
+  // Starts the collective, whose end the owner awaits. own: this rank's weight; 0 if the rank has joined.
   std::unique_ptr<collectives::Collective> start(const collectives::Comm& comm, Weight own,
                                                  const collectives::Selection& selection);
   // Has start() been called, and not yet take()?
   bool pending() const { return !weights_.empty(); }
-  // Call it when the collective has ended. Returns the reduction of this rank's values: if all weights are equal and not 0, the
-  // given plain mean, which can use every algorithm; otherwise a sum with this rank's share of all weights as a factor of its
-  // prescale (0 if all weights are 0). Counts the operation in counters.notices if any member has given notice. rank: this
-  // rank's place in the Comm.
+  // Call take() when the collective has ended. Returns the reduction for the second collective, that of the values. If all
+  // weights are equal and not 0, this is `mean`, the plain mean, which can use every algorithm. Otherwise it is a Sum whose
+  // prescale has this rank's share as a further factor (0 if all weights are 0). Counts the operation in counters.notices if
+  // any member has given notice. rank: this rank's place in the Comm.
   collectives::Reduction take(collectives::Reduction mean, int rank, Counters& counters);
-  // Valid after take(). True: this rank's weight is 0, so it contributes nothing, even if its values are not finite.
+  // Valid after take(). True: this rank's weight is 0, so the rank contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }
 
  private:
-  // While the members exchange them: the members' weights, and last the number of members that give notice.
+  // From start() to take(): the weights of the members, and as the last element the number of members that give notice.
+  // Otherwise empty.
   std::vector<double> weights_;
   bool counts_nothing_ = false;
 };

@@ -1,4 +1,4 @@
-// How an operation passes through the lane. Each advance() makes four steps, in this order:
+// How an operation passes through the lane. Each advance() does four things, in this order:
 //
 //    link            comes up (device_link.cc); until then no operation starts
 //    start()         waiting_ ──► running_, in the agreed order; if the route is refused, the operation ends with an error
@@ -21,10 +21,10 @@
 //    rank 0    the copy of A arrives before the copy of C, because both are in one stream; A moves first
 //    rank 1    the copy of A has not arrived; C awaits no copy, and moves first
 //
-// Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move them. So
-// rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while an operation awaits
-// its turn, step() does not advance the later ones that await their turns. It advances operations that already move data, and
-// those of NCCL.
+// Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move their
+// data. So rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while an operation
+// awaits its turn, step() does not advance later operations that await their turns. But step() advances operations that already
+// move data, and those of NCCL.
 //
 // If a kernel waits for a lost rank, the GPU never reaches the later events of the stream. So while the GPU has unfinished
 // work, look_after() also asks the communicator for errors.
@@ -93,7 +93,7 @@ bool DeviceLane::start() {
     DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
     running_bytes_ += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
-    // Most NCCL operations are handed over in this first step. Then the next one can start.
+    // This first step() hands most NCCL operations over. Then the next operation can start.
     step();
   }
   return started;
@@ -162,7 +162,7 @@ void DeviceLane::report_not_finite(const FiniteCheck& check) {
       names += (names.empty() ? "'" : ", '") + display_name(*check.requests[i]) + "'";
   }
   if (count == 0) return;
-  // Without a limit, training that has diverged would fill the disk.
+  // Without a limit, the log of a training that has diverged would fill the disk.
   const Clock::time_point now = context_.shared.time.now();
   if (now - counted_since_ > kReportInterval) {
     counted_since_ = now;

@@ -4,10 +4,10 @@
 // say. Throws: as operation.h says, with the operation's name in front; the owner then abandons the lane.
 //
 // Operations start in their order. While NCCL's host side still works on an operation's calls, no later operation starts
-// (nccl_operation.h says why). A staged operation begins to move data in shared host memory when all earlier staged ones have
-// begun: members take turns there. An operation ends when the GPU has its work. The lane keeps the operation's event until the
-// GPU has done the work, and meanwhile asks NCCL for errors. Operations on host memory of the same set are in another lane, and
-// neither lane waits for the other.
+// (nccl_operation.h says why). A staged operation begins to move data in shared host memory only when all earlier staged
+// operations have begun to do so, because operations take turns there. An operation ends when all its work is enqueued on the
+// GPU. The lane keeps the operation's event until the GPU has done the work, and meanwhile asks NCCL for errors. Operations on
+// host memory of the same set are in another lane, and neither lane waits for the other.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ class DeviceLane {
   bool advance();
   // True if no operation waits or runs, and the link has its route.
   bool idle() const;
-  // Has the GPU done all its work?
+  // Has the GPU done all work of the operations that have ended?
   bool settled() const { return handed_over_.empty(); }
   // Calls visit(const Entry&) for each entry that has not been handed over.
   template <typename Visit>
@@ -41,8 +41,8 @@ class DeviceLane {
     for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
     for (const auto& operation : running_) std::ranges::for_each(operation->entries(), visit);
   }
-  // Fails all unfinished operations. This also ends kernels that wait for a lost peer. Afterwards the owner retains the lane,
-  // whose operations keep the memory that a transfer may still use, and calls no other function.
+  // Fails all unfinished operations. This also ends kernels that wait for a lost peer. Afterwards the owner calls no other
+  // function, and retains the lane, because its operations keep the memory that a transfer may still use.
   void abandon(const base::Status& why);
   // Called at the end of the set or of the engine, without a failure, when all operations have ended.
   void finish() { link_.finish(); }
@@ -62,9 +62,10 @@ class DeviceLane {
   std::deque<std::unique_ptr<DeviceOperation>> running_;
   std::size_t running_bytes_ = 0;
   std::deque<HandedOver> handed_over_;
+  // When the lane last asked NCCL for errors.
   base::Clock::time_point looked_at_;
-  // For the limit to log lines: the beginning of the current interval, the number of its lines, and the number of FusedOps that
-  // no line has reported since the last line.
+  // For the limit to log lines about results that are not finite: the beginning of the current interval, the number of lines in
+  // it, and the number of FusedOps with such results since the last line.
   base::Clock::time_point counted_since_;
   int lines_ = 0;
   std::uint64_t unreported_ = 0;

@@ -12,11 +12,11 @@
 // The first tag is for the allgather of the cards, the second for the broadcast of the invitation, and the third for reports
 // and verdicts, which have a channel each.
 //
-// An example: NCCL fails on member 2, while the communicators of the others still wait for it.
+// An example: NCCL fails on member 2, while the communicators of the other members still wait for member 2.
 //
 //    member 0                              member 1                           member 2
 //                                                                             failed; report: "not up", and why ──► 0
-//    verdict: that report ──► 1, 2
+//    verdict: member 2's report ──► 1, 2
 //    aborts its communicator               has the verdict, aborts            has the verdict
 //                                          report: "not up" ──► 0
 //    has both reports: falls back          falls back                         falls back
@@ -24,14 +24,15 @@
 // Why a rank does not use its communicator before the verdict, even if the communicator is up: if the communicator of another
 // member fails, that member takes no part in NCCL's operations. A kernel that waits for that member would never end.
 //
-// Why each member but member 0 sends one report in every case: member 0 has posted a receive for it. In kDone no message of the
-// link is under way, so the link may be destroyed.
+// Why each member but member 0 sends one report in every case: member 0 has posted a receive for that report. So in kDone no
+// message of the link is under way, so the link may be destroyed.
 //
 // All members reach the same route and the same text of the reason, because they compute both from the cards, the invitation
 // and the verdict, which are equal on all members.
 //
-// No step waits for another rank: it tests messages and asks the communicator, and returns false if nothing has happened. While
-// the link comes up, the caller gets no exception if NCCL fails. The error becomes a text in a card, an invitation or a report.
+// No step waits for another rank: advance() tests messages and asks the communicator, and returns false if nothing has
+// happened. While the link comes up, the caller gets no exception if NCCL fails. The error becomes a text in a card, an
+// invitation or a report.
 #include "engine/execution/gpu/device_link.h"
 
 #include <algorithm>
@@ -54,7 +55,8 @@ DeviceLink::DeviceLink(const DeviceContext& context, std::shared_ptr<const Proce
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
-// A rank that has submitted an operation has opened its GPU already. So this finds a GPU, except perhaps on a joined rank.
+// A rank that has submitted a GPU operation has already opened its GPU. So open_home() finds a GPU, except perhaps on a joined
+// rank.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
   // The card has the knobs even if this rank can open no GPU.
@@ -165,7 +167,8 @@ void DeviceLink::invite() {
   step_ = Step::kInvitation;
 }
 
-// Posts the receives before it makes the communicator: even if that fails at once, the other members send their messages.
+// Posts the receives before it makes the communicator, because the other members send their messages even if the communicator
+// fails at once.
 void DeviceLink::join() {
   step_ = Step::kJoining;
   since_ = context_.shared.time.now();
@@ -204,7 +207,7 @@ void DeviceLink::report(bool ok, const std::string& why) {
   }
 }
 
-// hvdlite sets no limit for the time until the communicator is up. The log names a remedy once.
+// hvdlite sets no limit for the time until the communicator is up. After kLongSeconds the log names a remedy, once.
 bool DeviceLink::poll_own() {
   if (own_known_) return false;
   try {
@@ -251,13 +254,13 @@ bool DeviceLink::poll_verdict() {
   if (rank() != 0) verdict_known_ = context_.transport.test(arriving_.front());
   if (!verdict_known_) return false;
   if (!own_known_) report(false, "another rank's communicator failed");
-  // This rank's communicator may be up although another one has failed.
+  // This rank's communicator may be up although that of another member has failed. Then this rank ends its own.
   if (verdict_.ok == 0) comm_.reset();
   step_ = Step::kReporting;
   return true;
 }
 
-// Member 0 logs the route for all. If the route is refused, the error of each operation says why.
+// Member 0 logs the route for all members. If the route is refused, the error of each operation says why.
 void DeviceLink::settle() {
   collective_.reset();
   step_ = Step::kDone;
@@ -269,7 +272,7 @@ void DeviceLink::settle() {
 }
 
 // The members chose NCCL, but there is no unique id, or a communicator did not come up. All members see all knobs in the cards:
-// if one demands NCCL, all members refuse the operations.
+// if the knob of one member demands NCCL, all members refuse the operations.
 void DeviceLink::fall_back(const std::string& why) {
   const bool demanded = std::ranges::any_of(
       cards_, [](const RouteCard& card) { return card.knob == RouteCard::kNccl; });
@@ -284,7 +287,7 @@ void DeviceLink::say(LogLevel level, const std::string& text) const {
                             "process set " + std::to_string(set_->id.id) + ": " + text);
 }
 
-// A stream of GPU `gpu` waits for the event, and then comes the new event in that stream. The host does not wait.
+// A stream of GPU `gpu` waits for `event`, and the new event is recorded in that stream. The host does not wait.
 device::EventPtr DeviceLink::relay(const device::EventPtr& event, int gpu) {
   device::Device& device = context_.shared.devices.device(gpu);
   const auto found = relays_.try_emplace(gpu, device.gpu).first;
@@ -301,7 +304,8 @@ void DeviceLink::abort() {
   if (comm_) comm_->abort();
 }
 
-// The return stream first waits for the work in stream(). So an event in the return stream comes after the work in both.
+// The return stream first waits for the work in stream(). So an event in the return stream comes after the work in both
+// streams.
 device::EventPtr DeviceLink::last_event() const {
   if (!return_stream_) return nullptr;
   try {

@@ -1,21 +1,21 @@
 // What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which
 // is an NCCL communicator or host memory.
 // Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: only the first advance(), which
-// opens NCCL and, on a joined rank, a GPU. Throws: what Transport, the GPU's driver and, in busy(), NCCL throw. After that the
-// owner must keep the link, because the transport may still touch its memory.
+// opens NCCL and, on a joined rank, a GPU. Throws: what Transport, the GPU's driver and, in busy(), NCCL throw. After an
+// exception the owner must keep the link, because the transport may still touch the link's memory.
 //
-// All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on
-// all. The link comes up by messages under tags of its own, while other operations continue:
+// All members, joined ones too, make their links at the set's first GPU operation, which has the same place in the order on all
+// members. The links come up through messages, which have tags of their own, while other operations continue:
 //
 //   all       exchange cards: is there a GPU, which GPU and NCCL, which knobs              -> all choose the same route
-// and if that is NCCL:
+// and if that route is NCCL:
 //   member 0  NCCL's unique id, or why there is none                                       -> all
 //   all       ncclCommInitRankConfig without blocking; each polls its own communicator
-//   all       report to member 0: it is up, or why not      member 0's verdict             -> all
+//   all       report to member 0: the communicator is up, or why not; member 0's verdict   -> all
 //
-// A rank whose communicator fails reports that at once. The verdict reaches the other ranks while their communicators still
-// wait for that rank. Then they abort their communicators and report. So in every case each rank but member 0 sends one report
-// and gets one verdict.
+// A rank whose communicator fails reports the failure at once. The verdict reaches the other ranks while their communicators
+// still wait for that rank. Then they abort their communicators and report. So in every case each rank but member 0 sends one
+// report and gets one verdict.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@
 
 namespace hvdlite::engine {
 
-// Objects that the GPU lanes of an engine share and that must outlive them.
+// Objects that the GPU lanes of an engine share. These objects must outlive the lanes.
 struct DeviceContext {
   transport::Transport& transport;
   SharedState& shared;
@@ -46,8 +46,8 @@ class DeviceLink {
  public:
   static constexpr std::size_t kTags = 3;
 
-  // home: the GPU of this rank's first GPU operation on the set. -1: the rank has had none; the first advance() opens the GPU
-  // that matches its place on the host.
+  // home: the GPU of this rank's first GPU operation on the set. -1: the rank has joined before such an operation; then the
+  // first advance() opens the GPU that matches the rank's place on the host.
   DeviceLink(const DeviceContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
@@ -71,10 +71,10 @@ class DeviceLink {
 
   bool float32_sums() const { return choice_.float32_sums; }
   device::NcclComm& comm() const { return *comm_; }
-  // Is the communicator still busy with earlier calls? Throws its asynchronous error.
+  // Is the communicator still busy with earlier calls? Throws the communicator's asynchronous error, if there is one.
   bool busy() const { return comm_ && comm_->busy(); }
 
-  // Both end the link; abort() also ends kernels that wait for a lost peer.
+  // finish() and abort() end the link; abort() also ends kernels that wait for a lost peer.
   void finish();
   void abort();
   // An event after all work in both streams. Null if there is no GPU, or if an event cannot be recorded.
@@ -82,12 +82,13 @@ class DeviceLink {
 
  private:
   enum class Step { kOpening, kCards, kInvitation, kJoining, kReporting, kDone };
-  // Member 0's message after the cards.
+  // Member 0's message to the other members after the exchange of cards.
   struct Invitation {
     std::int32_t ok = 0;  // 0: there is no id, and `why` has the reason
     device::nccl::UniqueId id;
     std::array<char, 256> why{};
   };
+  // A rank's report to member 0; also member 0's verdict.
   struct Report {
     std::int32_t ok = 0;  // 1: the communicator is up; 0: `why` has the reason
     std::array<char, 256> why{};
@@ -129,8 +130,8 @@ class DeviceLink {
   std::vector<RouteCard> cards_;
   Invitation invitation_;
   std::unique_ptr<collectives::Collective> collective_;  // of the steps kCards and kInvitation
-  // The state of the steps kJoining and kReporting: this rank's report and, on member 0, the reports of all; the messages'
-  // tickets.
+  // The state of the steps kJoining and kReporting. own_known_: this rank's report is known (mine_). reports_: on member 0, the
+  // reports of all members. arriving_, leaving_: the tickets of this rank's receives and sends.
   bool own_known_ = false;
   bool verdict_known_ = false;
   Report mine_;

@@ -18,8 +18,8 @@
 // The order in hand_over(): the copies to other GPUs and the copy of the flags come before the event `done`, because after
 // `done` callers read the outputs, and the lane reads the flags. Buffers get `done` before they return to the pool. Without an
 // event the pool would treat them as free while the GPU still uses them. In a StagedOperation, `done` is in the return stream.
-// It comes after the work of the link's stream on these buffers as well: the host has seen the end of that work (arrived_), or
-// order_inputs() has ordered the return stream after it.
+// Nevertheless `done` also comes after the work of the link's stream on these buffers, because the host has seen the end of
+// that work (arrived_), or order_inputs() has ordered the return stream after that work.
 //
 // The fusion buffer, for two float32 tensors of 5 and 40 elements. A piece begins at a multiple of 32 elements, which is 128
 // bytes:
@@ -58,9 +58,9 @@ DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
                       first_request().kind == base::OpKind::kAllreduce &&
                       base::is_float(first_request().dtype)) {}
 
-// Kernels may still run. Their buffers become free after they have ended; if their end cannot be known, the buffers are never
-// freed. The same holds for an output that the engine has made: the completion would return it to the pool without an event, as
-// free.
+// Kernels may still run. Their buffers become free when the kernels have ended; if no event can tell when, the buffers are
+// never freed. The same holds for an output that the engine has made, because the completion would return this output to the
+// pool without an event, and so as free at once.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {
@@ -78,7 +78,7 @@ void DeviceOperation::abandon() {
   }
 }
 
-// Orders the stream only once after an event, because the entries of one submission share an event.
+// The entries of one submission share an event. The stream is ordered after this event only once.
 void DeviceOperation::order_inputs(cuda::Stream stream) const {
   if (gathered_) gathered_->order(stream);
   const device::Event* last = nullptr;
@@ -139,8 +139,8 @@ void* DeviceOperation::pinned_memory(std::size_t bytes) {
       .data();
 }
 
-// Afterwards the lane takes handed_over_ and destroys the operation, while the GPU may still do its work. The pools have the
-// buffers by then, with the event after which they are free.
+// Afterwards the lane takes handed_over_ and destroys the operation, while the GPU may still do the operation's work. The pools
+// have the buffers by then, with the event after which they are free.
 void DeviceOperation::hand_over(cuda::Stream stream) {
   if (!has_gpu()) return;
   for (std::size_t i = 0; i < entries().size(); ++i) {
@@ -161,7 +161,8 @@ void DeviceOperation::hand_over(cuda::Stream stream) {
     if (entry.completion->output) {
       entry.completion->output->gpu_block.free_after(entry.completion->event);
     }
-    // If these tensors lie in memory that the engine lent, that memory becomes free after this event as well.
+    // If the input or output lies in memory that the engine has lent to a caller, that memory does not become free before this
+    // event.
     device::Device& of = is_foreign(entry)
                              ? link_.context().shared.devices.device(entry.request->device)
                              : *link_.home();

@@ -34,15 +34,15 @@ class DeviceOperation : public Operation {
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
-  // Must the operation still begin a step that all members have to begin in the lane's order? Until it has begun that step, the
-  // lane advances no later operation for which this is true.
+  // Must the operation still begin to move data in shared host memory? All members must begin that in the lane's order. So
+  // until it has begun, the lane advances no later operation for which awaits_turn() is true.
   virtual bool awaits_turn() const { return false; }
-  // Valid after the operation has finished. It has no event if no rank had a value, or if this rank has no GPU.
+  // Valid after the operation has finished. Its event is null if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }
 
  protected:
-  // The addresses of a part's tensors on the home GPU: of the tensors, or of copies if they lie on another GPU. Null: no
-  // tensor, or no GPU.
+  // The input and output of one part of the FusedOp, as addresses on the home GPU: of the tensors themselves, or of copies if
+  // the tensors lie on another GPU. Null: this rank has no tensor, or no GPU.
   struct PartAddresses {
     const void* input = nullptr;
     void* output = nullptr;
@@ -55,31 +55,33 @@ class DeviceOperation : public Operation {
   device::FusionKernels& kernels() { return link_.home()->kernels(); }
   const PartAddresses& place(std::size_t part) const { return places_[part]; }
 
-  // The first step: orders the link's stream after the inputs' events, and copies inputs from other GPUs to the home GPU. After
-  // it, place() is valid.
+  // Call gather() first. It orders the link's stream after the inputs' events, and copies inputs from other GPUs to the home
+  // GPU. After gather(), place() is valid.
   void gather();
   // Allocates this rank's output of an operation whose output the engine makes. Returns the address on the home GPU to which
-  // the operation must write: that of the output, or of memory that hand_over() copies to it. Null if this rank has joined.
+  // the operation must write: that of the output or, if the output lies on another GPU, that of memory which hand_over() copies
+  // to the output. Null if this rank has joined.
   void* make_output(const Extents& extents, device::cuda::Stream stream);
-  // Memory of the home GPU for work in `stream`, and page-locked memory of the host. Both are free after the operation's event.
+  // Memory of the home GPU for work in `stream`, and page-locked memory of the host. Both kinds of memory become free after the
+  // operation's event.
   void* device_memory(std::size_t bytes, device::cuda::Stream stream);
   void* pinned_memory(std::size_t bytes);
-  // The last step. Call it when `stream` has all the work that makes the results. Copies outputs to other GPUs, and records the
+  // Call hand_over() last, when `stream` has all the work that makes the results. Copies outputs to other GPUs, and records the
   // operation's event.
   void hand_over(device::cuda::Stream stream);
   // Orders a stream after the inputs' events and gather()'s copies.
   void order_inputs(device::cuda::Stream stream) const;
 
-  // The pieces of the fusion buffer, one after the other, each on a boundary at which kernels are fast. The bytes between them
-  // are reduced as well, and the results are not used.
+  // The input or output tensors as pieces of the fusion buffer. The pieces lie one after the other, each on a boundary at which
+  // kernels are fast. The bytes between the pieces are reduced as well, and nobody reads their results.
   std::vector<device::Piece> inputs(std::size_t element_bytes) const;
   std::vector<device::Piece> outputs(std::size_t element_bytes) const;
   std::size_t buffer_elements(std::size_t element_bytes) const;
   bool lacks_all_inputs() const;
   bool lacks_all_outputs() const;
 
-  // Makes a flag for each output, which a kernel sets to 1 if a value is not finite. hand_over() copies the flags to the host.
-  // Null: no check is wanted, or this rank has no GPU.
+  // Makes a flag for each output. A kernel sets the flag to 1 if a value of the output is not finite. hand_over() copies the
+  // flags to the host. Returns null if no check is wanted, or if this rank has no GPU.
   std::int32_t* make_flags(device::cuda::Stream stream);
   // Are the results checked for values that are not finite (HVDLITE_CHECK_FINITE)?
   bool watches_finite() const { return watches_finite_; }

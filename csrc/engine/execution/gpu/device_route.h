@@ -1,5 +1,5 @@
-// Chooses the route of a process set's GPU operations: what each member reports about itself, and the choice that all members
-// make from the reports.
+// Chooses the route of a process set's GPU operations: the card, in which each member describes itself, and the choice that all
+// members make from the cards.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace hvdlite::engine {
 
-// One member's report, which it sends to the others.
+// One member's card, which all other members receive.
 struct RouteCard {
   enum Preference : std::int32_t { kAuto = 0, kNccl = 1, kStaged = 2 };
   std::int32_t knob = kAuto;      // the knob gpu_route
@@ -24,18 +24,18 @@ struct RouteCard {
   std::array<char, 220> why{};  // the error, if the rank could not open a GPU or NCCL
 };
 
-// kRefused: ranks demand different routes by gpu_route, or an impossible one.
+// kRefused: with the knob gpu_route, ranks demand different routes, or an impossible route.
 enum class Route { kNccl, kStaged, kRefused };
 
 struct RouteChoice {
   Route route = Route::kStaged;
   bool falls_back = false;  // staged, although no rank asked for it
-  // NCCL adds 16-bit floats in float32: on all members if one asks for it.
+  // NCCL adds 16-bit floats in float32, on all members if one member asks for that.
   bool float32_sums = false;
   std::string why;  // for the log and for errors; if NCCL was chosen, its version
 };
 
-// The remedy if the knob gpu_route demands NCCL, which cannot serve the members.
+// The remedy in an error, if the knob gpu_route demands NCCL, but NCCL cannot serve the members.
 inline constexpr const char* kWithoutNccl =
     "; with HVDLITE_GPU_ROUTE=auto the tensors would go through host memory";
 
@@ -44,7 +44,7 @@ RouteCard::Preference knob_of(const std::string& gpu_route);
 void put_text(std::span<char> room, const std::string& text);
 std::string get_text(std::span<const char> room);
 
-// cards[i] is that of member i, whose global rank is members[i].
+// cards[i] is the card of member i, whose global rank is members[i].
 RouteChoice choose_route(std::span<const RouteCard> cards, const std::vector<int>& members);
 
 }  // namespace hvdlite::engine

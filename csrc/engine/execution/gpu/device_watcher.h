@@ -1,12 +1,13 @@
-// The completion thread: sleeps until the GPU reaches the next event that an operation polls for, and wakes the thread that
-// drives the engine.
+// The completion thread: sleeps until the GPU reaches the next event that an operation polls for, and then wakes the thread
+// that drives the engine.
 // Thread: the holder of the progress token calls watch and stop, and the first watch starts the thread. Owns: its thread, and
 // each event until the GPU has reached it. Blocks: stop, for 0.2 s at most. Throws: Error(System) if no thread can be started,
 // std::bad_alloc.
 //
 // The thread waits in the driver for one event after the other, in the order of the calls of watch. If the GPU reaches a later
-// event first, the thread does not notice that; the engine's passes at short intervals do (pacing.cc). If the GPU hangs, the
-// thread may never return from the driver. Then stop() returns before the thread ends, and the thread no longer calls `ring`.
+// event first, the thread does not notice that, but the engine does, in its passes at short intervals (pacing.cc). If the GPU
+// hangs, the thread may never return from the driver. Then stop() returns before the thread ends, and the thread no longer
+// calls `ring`.
 #pragma once
 
 #include <functional>
@@ -26,7 +27,8 @@ class DeviceWatcher {
   DeviceWatcher& operator=(const DeviceWatcher&) = delete;
 
   void watch(device::EventPtr event);
-  // Ends the thread; after that `ring` is not called any more. Call watch no more.
+  // Tells the thread to end, and waits for its end, 0.2 s at most. Afterwards the thread does not call `ring` any more, and the
+  // owner must not call watch().
   void stop();
 
  private:

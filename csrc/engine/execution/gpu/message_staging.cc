@@ -1,13 +1,13 @@
 // The states of a send, and the action of fetch() in each:
 //
-//    no memory                                        allocate it; give the watcher the event `ready`; go on as below
+//    no memory                                        allocate it; give the watcher `ready`; go on as in the next two rows
 //    memory, no event `arrived`; tensor not ready     nothing
-//    memory, no event `arrived`; tensor ready         copy; record `arrived`, and give it to the watcher; go on as below
+//    memory, no event `arrived`; tensor ready         copy; record `arrived`; give it to the watcher; go on as in the last row
 //    memory and `arrived`                             look whether the GPU has reached `arrived`
 //
-// A receive needs no state: Transfers calls room_for() for memory that takes the message, and bring() when the message is
-// there. The copy of bring() waits in its stream until the tensor is ready, and copies of later receives on that GPU wait
-// behind it. No message waits for these copies, because a receive ends when its copy is enqueued.
+// A receive needs no such states: Transfers calls room_for() for the memory into which the message arrives, and bring() when
+// the message is there. The copy of bring() waits in its stream until the tensor is ready, and copies of later receives on that
+// GPU wait behind it. No message waits for these copies, because a receive ends when its copy is enqueued.
 //
 // If the driver fails between a copy and its event, is_copying stays true. Then the engine cannot know when the copy ends, so
 // Transfers::close() abandons the memory: it is never freed.
@@ -59,7 +59,7 @@ void MessageStaging::bring(const Entry& entry, StagedMemory* memory) {
   returned_.push_back({done, entry.request});
 }
 
-// Looks at the oldest copy first, and stops at the first unfinished one. If the GPU has failed, the error names the receive.
+// Looks at the oldest copy first, and stops at the first unfinished copy. If the GPU has failed, the error names the receive.
 bool MessageStaging::look_after() {
   bool any = false;
   while (!returned_.empty()) {

@@ -1,10 +1,10 @@
-// The way of a message between two ranks through host memory, if its tensor lies on a GPU: the copies between the tensor and
-// page-locked memory.
+// Copies GPU tensors to page-locked memory before they are sent to another rank, and copies received messages from page-locked
+// memory to GPU tensors.
 // Thread: the holder of the progress token. Owns: two streams for each GPU, and the events of unfinished copies to tensors.
 // Blocks: as operation.h says. Throws: what the GPU's driver throws.
 //
 //   send      the tensor is ready -> copy to page-locked memory, record an event -> after the event the message is sent
-//   receive   the message arrives in page-locked memory -> copy to the tensor when it is ready, record the completion's event
+//   receive   the message is in page-locked memory -> copy to the tensor when the tensor is ready, record the completion event
 //
 // A send enqueues its copy only when the tensor is ready. So no copy in the stream of the sends waits for a tensor, and a
 // message waits only for its own tensor and for those of earlier messages to the same rank. A receive ends when its copy is
@@ -25,7 +25,7 @@ namespace hvdlite::engine {
 struct StagedMemory {
   device::Buffer host;
   device::EventPtr arrived = {};  // only for a send: the event after its copy to page-locked memory
-  // A copy has begun, but the driver has failed to record the event after it.
+  // True after a copy was enqueued, until its event is recorded. It stays true if the driver fails to record the event.
   bool is_copying = false;
 };
 
@@ -36,7 +36,7 @@ class MessageStaging {
 
   // For a send: when the tensor is ready, enqueues the copy to page-locked memory. Returns true when the copy is complete.
   bool fetch(const Entry& entry, StagedMemory* memory);
-  // Allocates page-locked memory as large as the tensor. Call it for a receive; for a send, fetch() does it.
+  // Allocates page-locked memory as large as the tensor. Call room_for() for a receive; for a send, fetch() calls it.
   StagedMemory room_for(const Entry& entry);
   // For a receive: enqueues the copy from page-locked memory to the tensor, and gives the completion its event.
   void bring(const Entry& entry, StagedMemory* memory);

@@ -4,7 +4,7 @@
 //    advance()    when the communicator is no longer busy: unpack, if the result is in a buffer of the operation; hand_over()
 //
 // Why unpacking is not part of start(): a call of NCCL may return before NCCL has enqueued its kernel. A kernel that unpacks
-// could then come first in the stream, and would read the buffer before it is reduced.
+// could then come first in the stream, and would read the buffer before NCCL has reduced it.
 //
 // The calls for each kind:
 //
@@ -20,9 +20,8 @@
 // the communicator is no longer busy. Also, two members that both call Send before Recv could wait for each other.
 //
 // All members make matching calls. They derive the calls and the counts from the agreed operation, from its sizes and from the
-// recipe, and never from the tensors that this rank has. A joined rank makes the calls as well. It gives the op's identity to a
-// reduction, and no rows to an allgather or alltoall. It receives the result of an allgather or broadcast in memory that nobody
-// reads.
+// recipe, and never from their own tensors. A joined rank makes the calls as well. It gives the op's identity to a reduction,
+// and no rows to an allgather or alltoall. It receives the result of an allgather or broadcast in memory that nobody reads.
 #include "engine/execution/gpu/nccl_operation.h"
 
 namespace hvdlite::engine {
@@ -53,7 +52,7 @@ bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link) {
   return !reduces(first.kind) || recipe_of(fused.parts.front(), link);
 }
 
-// There is always a recipe, because the lane makes an NcclOperation only if serves() is true.
+// A reduction always has a recipe here, because the lane makes an NcclOperation only if serves() is true.
 Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), link()); }
 
 void NcclOperation::start() {
@@ -115,8 +114,8 @@ void NcclOperation::allreduce() {
   const std::size_t count = buffer_elements(element_bytes);
   if (count == 0) return;
   const PartAddresses& only = place(0);
-  // as_it_is: NCCL reads the tensor and writes the output directly. A check for values that are not finite needs the kernel
-  // that unpacks.
+  // as_it_is: NCCL reads the tensor and writes the output directly. With a check for values that are not finite the tensor is
+  // packed, because the kernel that unpacks does the check.
   const bool as_it_is = how.plain && entries().size() == 1 && only.input != nullptr &&
                         only.output != nullptr && !watches_finite();
   const void* from = only.input;
@@ -215,12 +214,12 @@ void NcclOperation::broadcast() {
         "ncclBroadcast");
 }
 
-// In the input and in the output the rows of the members lie one after the other. So `from` and `to` grow with each member,
-// also with this rank.
+// In the input and in the output the rows of the members lie one after the other. So the offsets `from` and `to` grow with each
+// member, also with this rank.
 void NcclOperation::alltoall() {
   const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());
-  // This rank has joined. The others may send rows to it nevertheless.
+  // Null: this rank has joined. The other members may send rows to it nevertheless.
   if (output == nullptr) output = device_memory(extents.out_bytes(), stream());
   const void* input = place(0).input;
   const std::vector<std::size_t> sent = extents.bytes(extents.sent);
@@ -229,7 +228,7 @@ void NcclOperation::alltoall() {
   std::size_t to = 0;
   const auto exchange = [&](int peer, std::size_t sends, std::size_t receives) {
     if (peer == set().index) {
-      // NCCL's work does not enter the stream before the end of the group. So it comes after this copy.
+      // NCCL's work does not enter the stream before the end of the group. So NCCL's work comes after this copy.
       if (sends > 0) gpu().copy(at(output, to), at(input, from), sends, stream());
       return;
     }

@@ -1,8 +1,8 @@
 // An operation on GPU memory through NCCL, with all work in the link's stream.
 // Thread, Owns, Blocks, Throws: as device_operation.h says.
 //
-// After a call of NCCL has returned, NCCL may still work on it on the host, and enqueue its work in the stream later. Until the
-// communicator is no longer busy, this rank must enqueue nothing more in the stream, and make no other call on the
+// After a call of NCCL has returned, NCCL may still work on the call on the host, and enqueue the kernels in the stream later.
+// Until the communicator is no longer busy, this rank must enqueue nothing more in the stream, and make no other call on the
 // communicator.
 #pragma once
 

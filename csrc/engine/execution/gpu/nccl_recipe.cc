@@ -2,11 +2,11 @@
 //
 //    dtype                          wire                                      NCCL reduces
 //    bool                           uint8                                     uint8, with Max or Min
-//    8-bit and 32-bit integers      int64 for an Average, else the same       the same type
-//    64-bit integers                the same                                  the same type
-//    float16, bfloat16              float32 for sums, if a member asks        the same type
+//    8-bit and 32-bit integers      int64 for an Average, else the same       the wire dtype
+//    64-bit integers                the same                                  the wire dtype
+//    float16, bfloat16              float32 for sums, if a member asks        the wire dtype
 //                                   for float32 sums; else the same
-//    float32, float64               the request's wire dtype                  the same type
+//    float32, float64               the request's wire dtype                  the wire dtype
 //    complex                        the same                                  two floats for each element (Recipe::parts)
 //
 // Where an Average is divided. The divisor is less than the number of members if members that have joined do not count:
@@ -15,9 +15,9 @@
 //    otherwise, if the wire dtype is float16                          when packed
 //    otherwise                                                        when unpacked
 //
-// For every operator prescale is applied when packed, and postscale when unpacked. If nothing is converted (Recipe::plain),
-// NCCL can use a single tensor as it is. Examples are an unscaled Sum, and an Average that NCCL divides, if the wire dtype is
-// the tensor's dtype.
+// For every operator the prescale is applied when a tensor is packed, and the postscale when it is unpacked. If nothing is
+// converted (Recipe::plain), NCCL can use a single tensor as it is. Examples are an unscaled Sum, and an Average that NCCL
+// divides, if the wire dtype is the tensor's dtype.
 #include "engine/execution/gpu/nccl_recipe.h"
 
 #include "kernels/kernels.h"
@@ -30,7 +30,7 @@ namespace nccl = device::nccl;
 
 namespace {
 
-// The default is for float32 and complex64. 16-bit integers have no recipe, so type_of never gets them.
+// The default case is for float32 and complex64. 16-bit integers have no recipe, so type_of never gets them.
 nccl::DataType type_of(DType wire) {
   switch (wire) {
     case DType::kInt8:
@@ -104,7 +104,8 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;
-  // NCCL has no 16-bit integers. Sums in wider integers would be clamped when they are unpacked; hvdlite's sums wrap.
+  // NCCL has no 16-bit integers. If NCCL added wider integers, unpacking would clamp the sums, whereas hvdlite's own sums of
+  // 16-bit integers wrap.
   if (base::size_of(request.dtype) == 2 && !floats) return std::nullopt;
   Recipe recipe;
   const DType dtype = request.dtype == DType::kBool ? DType::kUInt8 : request.dtype;

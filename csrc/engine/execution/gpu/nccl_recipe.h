@@ -1,11 +1,11 @@
-// How NCCL carries out a reduction: its type and operator, and the conversions before and after.
+// How NCCL carries out a reduction: NCCL's type and operator, and the conversions before and after the call of NCCL.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: no.
 //
 //   tensors ── pack: cast to the wire dtype, factor ──► buffer ── NCCL reduces ──► buffer
 //   buffer ── unpack: factor, divisor, cast ──► tensors
 //
-// All members derive the same recipe from their agreement. If nothing has to be converted, one rank may pack while another
-// gives NCCL its single tensor directly; the other ranks see no difference.
+// All members derive the same recipe from their agreement. If nothing has to be converted, one rank may pack while another rank
+// gives NCCL its single tensor directly: the reduction is the same.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@
 //
 // The host does not wait for a copy: advance() returns false until the GPU has reached the event arrived_. After this event the
 // watcher wakes the engine, which then has to begin the collective. After the copies to the GPU the watcher need not wake the
-// engine: the operation has ended when they were enqueued.
+// engine, because the operation has ended as soon as these copies are enqueued.
 //
 // A rank without a value takes part in the collective. If it lacks all inputs of a reduction, it gives the collective null,
 // which stands for the op's identity. If it lacks only some tensors of a fusion buffer, packing fills their places with the
@@ -79,7 +79,8 @@ void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t b
   fetched_ = true;
 }
 
-// A single tensor that needs no conversion is not packed, unless its result has to be checked: unpacking does that.
+// A single tensor that needs no conversion is not packed, unless its result has to be checked, because unpacking does the
+// check.
 bool StagedOperation::is_packed() const {
   return entries().size() > 1 || first_request().wire != Wire::kSame || watches_finite();
 }
@@ -158,7 +159,7 @@ void StagedOperation::move() {
   }
 }
 
-// Reduces the fusion buffer as one tensor. Adasum has to see each tensor by itself.
+// Reduces the fusion buffer as one tensor, except for Adasum, which has to see each tensor by itself.
 void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());
@@ -181,13 +182,13 @@ void StagedOperation::move_allreduce() {
 
 // --- returning ------------------------------------------------------------------------------------------------------
 
-// The root of a broadcast copies nothing from host memory. If its output is not its input, the value is copied from one to the
-// other on the GPU.
+// The root of a broadcast copies nothing from host memory. If the root's output is not its input, the value is copied from the
+// input to the output on the GPU.
 void StagedOperation::bring_back() {
   const Request& first = first_request();
   const device::cuda::Stream stream = link().return_stream();
   const device::Current current(gpu());
-  // The outputs may be written only after the inputs' events, even if nothing was copied from them.
+  // The outputs may be written only after the inputs' events, even if nothing was copied from the inputs.
   order_inputs(stream);
   const auto bring = [&](void* to, std::size_t bytes) {
     if (to != nullptr && bytes > 0) gpu().copy(to, output_, bytes, stream);

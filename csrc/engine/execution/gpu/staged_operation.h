@@ -7,9 +7,9 @@
 //   moving      after the event: a collective of host memory moves the copies, and does all scaling
 //   returning   copy back, unpack, and record the operation's event
 //
-// A joined rank without a GPU takes part with ordinary memory. Members that share memory for this (Sharing in
-// collectives/comm.h) move data through it. They take turns there in the order in which operations begin to move, which is the
-// lane's order (device_lane.h).
+// A joined rank without a GPU takes part with ordinary memory instead of page-locked memory. If the members share memory for
+// staged operations (Sharing in collectives/comm.h), the collectives move data through it. Operations take turns there in the
+// order in which they begin to move data, which is the lane's order (device_lane.h).
 #pragma once
 
 #include <memory>

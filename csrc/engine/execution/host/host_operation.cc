@@ -12,7 +12,8 @@
 //    barrier                                 none                              barrier
 //    allreduce without any value             none                              none
 //
-// Whether an allreduce of several tensors packs depends on their size, the reduction, the set and the knobs, which are the same
+// An allreduce of several tensors is scattered if the algorithm can take the tensors where they lie (takes_scattered);
+// otherwise they are packed. This depends on the size of the tensors, the reduction, the set and the knobs, which are the same
 // on all members. It does not depend on where a rank's tensors lie, or on whether the rank has joined. A joined rank packs the
 // identity, and gets memory of the pool if the algorithm needs memory.
 #include "engine/execution/host/host_operation.h"
@@ -33,7 +34,8 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0 && to != from) kernels::plain_copy(to, from, bytes);
 }
 
-// Fills memory with the identity of this sum. For floats that is -0 after the prescale: +0 would turn a sum of -0 into +0.
+// Fills memory with the identity of this sum. For floats the identity is the zero that the prescale turns into -0, because +0
+// would turn a sum of -0 into +0.
 void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
   std::memset(to, 0, bytes);
   if (!base::has_fractions(sum.dtype) || std::signbit(sum.prescale)) return;
@@ -43,7 +45,7 @@ void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
 
 }  // namespace
 
-// An operation without a value starts no collective on any member: all know from the agreement that none has a value.
+// An operation for which no rank has a value starts no collective on any member: all members know this from the agreement.
 void HostOperation::start() {
   if (has_no_value()) return;
   switch (first_request().kind) {
@@ -73,8 +75,8 @@ void HostOperation::start() {
   }
 }
 
-// In a weighted allreduce, the end of the first collective begins the second, in the same call. The results are unpacked here,
-// before the operation counts as finished, so that a completion is never done before its output is written.
+// In a weighted allreduce, the call that ends the first collective also begins the second. advance() unpacks the results before
+// the operation counts as finished, so that a completion is never done before its output is written.
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
   if (weights_.pending()) {
@@ -147,10 +149,10 @@ void HostOperation::reduce(collectives::Reduction reduction) {
   if (collective_->result_is_open()) ++context_.counters.open_results;
 }
 
-// Reduces straight from and to the tensors. A joined rank's pointers are null, but an algorithm that is not scattered needs
-// memory for the result. If the members agreed on an arena, the tensors of all members lie in it, and no member has joined.
-// allreduce_push would read the other members' tensors there with this member's prescale. So if the members' prescales differ
-// (own_prescale), the tensors are reduced as in any other memory.
+// Reduces straight from and to the tensors. A joined rank's pointers are null; if the algorithm is not scattered, it needs
+// memory for the result, and gets scratch memory. If the members agreed on an arena, the tensors of all members lie in the
+// arena, and no member has joined. allreduce_push would read the other members' tensors there with this member's prescale. So
+// if the members' prescales differ (own_prescale), the tensors are reduced as in any other memory.
 void HostOperation::start_allreduce_in_place(collectives::Reduction reduction, bool scattered) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused().parts.size());
@@ -188,7 +190,7 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 
-// The tensors of a rank that has joined have no output, so they are passed over. The buffer returns to the pool for the next
+// The tensors of a rank that has joined have no output, so unpack() skips them. The buffer returns to the pool for the next
 // operation.
 void HostOperation::unpack() {
   std::size_t offset = 0;
@@ -210,9 +212,9 @@ void* HostOperation::allocate_output(const Extents& extents) {
   return extents.place(entries()[0], context_.outputs);
 }
 
-// The collective has one buffer, `data`: the payload to send on the root, and the memory for the result on all other members.
-// hvdlite takes the output for both. So the root first copies its input there, unless the input is the output. A joined rank
-// gets memory of the pool, because the algorithm may pass the payload on from there.
+// The collective has one buffer, `data`: on the root it is the payload to send, and on all other members the memory for the
+// result. On every member `data` is the output. So the root first copies its input to the output, unless they are the same. A
+// joined rank gets memory of the pool, because the algorithm may pass the payload on from there.
 void HostOperation::start_broadcast() {
   const Request& request = first_request();
   collectives::BroadcastArgs args;

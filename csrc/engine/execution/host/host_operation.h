@@ -1,4 +1,4 @@
-// An operation on host memory: packs the tensors if the algorithm needs it, runs the collective, unpacks.
+// An operation on host memory: packs the tensors into one buffer if the algorithm needs one, runs the collective, and unpacks.
 // Thread, Owns, Blocks, Throws: as operation.h says.
 #pragma once
 
@@ -38,11 +38,11 @@ class HostOperation final : public Operation {
   void reduce(collectives::Reduction reduction);
   void start_allreduce_in_place(collectives::Reduction reduction, bool scattered);
   void start_fused_allreduce(collectives::Reduction reduction);
-  // Returns this rank's value of a part; null if there is none, or if the rank's weight is 0.
+  // Returns this rank's input of a part of the FusedOp; null if the rank has no value, or if its weight is 0.
   const void* input_of(std::size_t part) const;
   void start_broadcast();
   void unpack();
-  // Memory in buffer_.
+  // Gets memory for buffer_ and returns it.
   std::byte* scratch(std::size_t bytes);
   // Memory for the result of entry 0; scratch memory if this rank has joined.
   void* allocate_output(const Extents& extents);

@@ -1,6 +1,6 @@
-// Both functions work out the sizes from this rank's request alone. That is correct because a prepared operation is agreed only
-// if all members have equal requests: then this rank's rows and splits are those of every member. So the sender, which cuts its
-// input with parts_of(), and the receivers compute the same sizes.
+// Both functions work out the sizes from this rank's request alone. This is correct because a prepared operation is agreed only
+// if all members have equal requests, so every member has the same rows and splits. So the sender, which cuts its input with
+// parts_of(), and the receivers compute the same sizes.
 //
 // What parts_of() counts, if each member needs only a part of each input (Preparation::kParts):
 //
@@ -18,7 +18,7 @@ using base::OpKind;
 
 namespace {
 
-// Of an allgather, alltoall or reducescatter for which all members have equal requests.
+// The sizes of an allgather, alltoall or reducescatter for which all members have equal requests.
 Extents extents_of(const RequestPtr& request, const ProcessSet& set) {
   const int members = set.size();
   return {{{{request, members}}, sizes_of_equal(*request, members)}, set.index, members};
@@ -40,7 +40,7 @@ std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet&
   return extents.bytes(request->kind == OpKind::kAlltoall ? extents.sent : extents.rows);
 }
 
-// The output may be this rank's tensor, because all inputs were copied when the operation was prepared.
+// The output may be this rank's input tensor, because all inputs were copied when the operation was prepared.
 void run_prepared(const collectives::PreparedInputs& inputs, const SharingSet& set,
                   const Entry& entry, OutputCache& outputs, kernels::Isa isa) {
   HVD_CHECK(inputs.members() == set.size());

@@ -1,5 +1,5 @@
-// The beginning and the end of a prepared operation on host memory (collectives/prepared.h): the part of this rank's input that
-// each member needs, and the result.
+// The beginning and the end of a prepared operation on host memory (collectives/prepared.h): parts_of() says how much of this
+// rank's input each member needs, and run_prepared() makes the result.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: as OutputCache does. Throws: as
 // collectives/prepared.h says, std::bad_alloc.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace hvdlite::engine {
 
-// The number of bytes of this rank's inputs that each member needs, for Preparation::kParts.
+// For Preparation::kParts: how many bytes of this rank's inputs each member needs.
 std::vector<std::size_t> parts_of(std::span<const Entry> unit, const ProcessSet& set);
 
 // Makes the result of this rank's entry from the inputs of all members. The result of an allgather, alltoall or reducescatter
