@@ -161,8 +161,8 @@ class ParameterGradient(GradientState):
     - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
       dirty and there are zeros, the zeros are dirty and are reduced: other ranks may have no gradient, and all ranks must end
       with the same, zeros or None.
-    - `is_zero`: is it certain that ``param.grad`` is unchanged since the reset? It is not if the gradient was dirty at the reset,
-      because the engine may write to such a gradient.
+    - `is_zero`: is ``param.grad`` certainly unchanged since the reset? Not if the gradient was dirty at the reset, because the
+      engine may write to such a gradient.
     - `move_in`: moves a fresh gradient to its place, once.
     - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
