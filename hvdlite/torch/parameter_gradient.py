@@ -188,8 +188,8 @@ class ParameterGradient(GradientState):
         """
         if grad.dtype is not self.dtype and torch.promote_types(grad.dtype, self.dtype) is not self.dtype:
             raise InvalidArgumentError(
-                f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, as it was at "
-                "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
+                f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, the dtype that "
+                "it had at first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
             )
 
     def hold_reduced(self, grad: torch.Tensor) -> None:

@@ -6,8 +6,8 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
    ever nested, a complete bucket is launched at once.
 3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and all
-   results are awaited. If backward raised, or nothing reports the end of a task, `settle` does this later, at the latest before
-   the optimizer's step.
+   results are awaited. If backward raised, or nothing reported the end of a task, `settle` later does what is left of this, at
+   the latest before the optimizer's step.
 
 Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, 2 and 3 are left out.
 
@@ -343,9 +343,9 @@ class Reducer(PassDriver):
         swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
         if swapped:
             raise InvalidArgumentError(
-                f"parameters of {self.settings.prefix} were swapped with other tensors, which now have their hooks, so that "
-                f"the parameters' gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after "
-                "torch.utils.swap_tensors, on all ranks (module.to() calls it if "
+                f"parameters of {self.settings.prefix} were swapped with other tensors, which now have the parameters' hooks, "
+                f"so the parameters' gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after "
+                "torch.utils.swap_tensors, on all ranks (module.to() calls swap_tensors if "
                 "torch.__future__.set_swap_module_params_on_conversion says so)"
             )
 

@@ -3,8 +3,8 @@
 If a tensor of the state has its parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
 parameter's memory, and each owner of the parameter writes a slice of it. So any number of ranks can load slices of it from the
 checkpoint. Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners. If a
-tensor of one dimension has as many elements as its parameter, but not its shape, it gets a longer key, so that it is not read
-as slices.
+tensor of one dimension has as many elements as its parameter, but another shape, its key is made longer, so that the tensor is
+not read as slices.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 
 def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Gives each whole parameter to one rank (`owners_of`). For optimizers whose steps are not elementwise."""
+    """Gives each whole parameter to one rank (`owners_of`). For optimizers whose steps may not be elementwise."""
     owners = owners_of(sizes, ranks)
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
