@@ -1,4 +1,4 @@
-"""The state of one parameter's gradient between backward() and step(), and the memory in which it is reduced."""
+"""The state of one parameter's gradient between backward() and step(), and the memory in which the gradient is reduced."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "store
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Does a tensor cover a block of memory without holes or overlaps? Only then ``empty_like`` keeps its strides."""
+    """Does a tensor cover a block of memory without holes or overlaps? Only then ``empty_like`` keeps the tensor's strides."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
@@ -35,20 +35,21 @@ _COMPRESSED = (torch.float32, torch.float64)
 class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
-    A gradient in host memory or on an NVIDIA GPU is reduced in place if it lies in memory as its parameter does, without gaps.
-    Other gradients are sent from dense memory on the same device, usually a copy. Compressed gradients are reduced where the
-    compression has made them, and complex ones as pairs of reals. On a GPU the engine converts to 16-bit floats and back while
-    it packs, which needs no copy. The engine also applies codecs. Gradients on other devices travel through host memory.
+    If the methods of a compression convert the gradient, the engine reduces the memory that they have made. A complex gradient
+    is reduced as pairs of reals. Any other gradient in host memory or on an NVIDIA GPU is reduced in place if it lies in memory
+    as its parameter does, without gaps; otherwise dense memory on the same device is sent, usually a copy. The engine itself
+    applies codecs, and on a GPU it converts to 16-bit floats and back while it packs, which needs no copy. Gradients on other
+    devices travel through host memory.
 
     Attributes:
         codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
         device: the device of the memory: the engine's number of a GPU or of host memory.
         flags: the flags of the request.
-        memory: torch's object for that device.
-        dtype_in_place: the dtype of gradients that are reduced in place; None if there are no such gradients.
+        memory: torch's object for the device whose number is `device`.
+        dtype_in_place: the dtype of gradients that are reduced in place; None if the parameter's gradients never are.
         strides: the strides of gradients that are reduced in place: the parameter's strides when this object is made. A
             parameter may change its memory format later, and not on all ranks.
-        is_contiguous: are these the strides of a contiguous tensor?
+        is_contiguous: does a contiguous tensor have these `strides`?
         dtype: the engine's code of the dtype that is sent.
         shape: the extents of the memory that is sent.
         wire_dtype: torch's dtype of the memory that is sent.
@@ -85,7 +86,7 @@ class WireForm:
         self.nbytes = math.prod(self.shape) * self.wire_dtype.itemsize
 
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Dense memory to reduce for a gradient that is not reduced in place, and the context for `decode`.
+        """Finds dense memory to reduce for a gradient that is not reduced in place. Returns it, and the context for `decode`.
 
         The memory is a copy, the gradient itself, what the compression has made, or a view of a complex gradient as pairs of
         reals.
@@ -126,7 +127,7 @@ class WireForm:
         return reduced.to(self._dtype)
 
     def context_of_blank(self) -> Any:
-        """The context for `decode` of a result in memory from `blank`."""
+        """The context with which `decode` converts a result in memory that `blank` has made."""
         if self._compression is NoneCompressor:
             return None
         return self._compression.compress(torch.zeros(self._param.shape, dtype=self._dtype, device=self.memory))[1]
@@ -136,30 +137,32 @@ class ParameterGradient(GradientState):
     """One parameter and the state of its gradient.
 
     If ``param.grad`` is not None, it is one of four things: zeros that a reset has left; a gradient that backward has made on
-    this rank and that was not sent yet (it is dirty); a gradient that was sent; or a finished gradient (reduced, or written by
-    the user). Before backward adds to a finished gradient, the finished gradient becomes the reduced part, so that only the
-    increment is reduced. Afterwards the two are added up.
+    this rank and that was not sent yet (it is dirty); a gradient that was sent, but is not reduced yet; or a finished gradient
+    (reduced, or written by the user). Before backward adds to a finished gradient, the finished gradient becomes the reduced
+    part, so that only the increment is reduced. Afterwards the increment and the reduced part are added up.
 
     Attributes:
         bucket: the number of the gradient's bucket in the plan; -1 without a bucket.
         dirty: does ``param.grad`` hold a gradient of this rank that was not sent yet?
-        filled: has ``param.grad`` been reduced since it was last reset? Gradients that the user has written do not count.
-        reduced_part: the finished gradient, kept here while backward adds an increment and until the increment is reduced.
-        stamp: the number of the last pass in which backward made this gradient.
+        filled: has ``param.grad`` been reduced since it was last reset? No if the user had written what was reduced.
+        reduced_part: the finished gradient, kept here while backward adds an increment and until the increment is reduced;
+            otherwise None.
+        stamp: the number of the last backward pass that made this gradient.
         sparse_dim: the number of sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: the gradient's `hvdlite.torch.arena.ArenaPlace`; None if it has none.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not moved to its place yet?
-        coding: the state of a compression (`hvdlite.compression.BucketCodec`).
+        coding: what a compression with state (`hvdlite.compression.BucketCodec`) stores for this gradient.
         dtype: the dtype of the gradient on all ranks, once there is a plan.
-        implementation: the address of torch's object behind the parameter when the hooks were installed on that object.
+        implementation: the address that torch's C++ object behind the parameter had when the hooks were installed on it.
 
-    The native class `GradientState` has all members but name, coding, dtype and implementation; native hooks read them. It has
-    these methods:
+    The native base class `GradientState` holds all attributes but name, coding, dtype and implementation, because native hooks
+    use them. It also has these methods:
 
-    - `forget`: the user has reset the gradient, so ``param.grad`` is None or all zeros. If the gradient was dirty, its zeros
-      stay dirty and are reduced: other ranks may have no gradient, and all ranks must end alike, with zeros or None.
-    - `is_zero`: is ``param.grad`` surely unchanged since the reset? No if the gradient was dirty at the reset, because the
-      engine may write to it.
+    - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
+      dirty and there are zeros, the zeros are dirty and are reduced: other ranks may have no gradient, and all ranks must end
+      with the same, zeros or None.
+    - `is_zero`: is ``param.grad`` certainly unchanged since the reset? Not if the gradient was dirty at the reset, because the
+      engine may write to such a gradient.
     - `move_in`: moves a fresh gradient to its place, once.
     - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
@@ -185,12 +188,12 @@ class ParameterGradient(GradientState):
         """
         if grad.dtype is not self.dtype and torch.promote_types(grad.dtype, self.dtype) is not self.dtype:
             raise InvalidArgumentError(
-                f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, as it was at "
-                "first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
+                f"the gradient of parameter {self.name!r} is {grad.dtype} now, and is reduced as {self.dtype}, the dtype that "
+                "it had at first: choose grad_dtype and the model's dtype before the first backward(), on all ranks alike"
             )
 
     def hold_reduced(self, grad: torch.Tensor) -> None:
-        """Makes `grad`, the finished ``param.grad``, the reduced part, before backward adds an increment.
+        """Keeps `grad`, the finished ``param.grad``, as the reduced part, because backward is about to add an increment.
 
         Raises:
             UnsupportedError: there is a reduced part already.
@@ -207,7 +210,7 @@ class ParameterGradient(GradientState):
     def merge(self) -> None:
         """Adds ``param.grad`` to the reduced part. Called without gradient recording.
 
-        Python runs signal handlers only before and after the changes of this method. So it can be called again after Ctrl-C.
+        Python runs no signal handler between the changes of this method. So the method can be called again after Ctrl-C.
         """
         reduced_part, grad = self.reduced_part, self.param.grad
         if reduced_part is None:
@@ -218,12 +221,12 @@ class ParameterGradient(GradientState):
             self.param.grad, self.reduced_part = reduced_part, None
             reduced_part.add_(grad)
         else:
-            # torch cannot add a dense tensor to a sparse one, only the other way round.
+            # torch computes dense + sparse, but not sparse + dense.
             total = grad + reduced_part if grad.layout is torch.strided else reduced_part + grad
             self.param.grad, self.reduced_part = total, None
 
     def replace(self, grad: torch.Tensor, value: torch.Tensor) -> None:
-        """Replaces `grad`, which is ``param.grad`` or the reduced part, by `value`; in the memory of `grad` if `value` fits."""
+        """Replaces `grad` (``param.grad`` or the reduced part) by `value`: in place if both are dense and of one dtype."""
         if grad.layout is value.layout is torch.strided and grad.dtype is value.dtype:
             if value.data_ptr() != grad.data_ptr():
                 grad.copy_(value)
@@ -233,16 +236,16 @@ class ParameterGradient(GradientState):
             self.param.grad = value.to(self.param.device)
 
     def store(self, grad: torch.Tensor | None, value: torch.Tensor, strict: bool) -> torch.Tensor | None:
-        """Stores a reduced gradient; the result is that of `hvdlite.torch.in_flight.Bucket.store`.
+        """Stores a reduced gradient. Returns what `hvdlite.torch.in_flight.Bucket.store` returns.
 
         Args:
             grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
-            value: the reduced gradient, of the parameter's shape, on its device or in host memory. If `grad` is None, `value`
-                has no other users.
+            value: the reduced gradient, of the parameter's shape, on the parameter's device or in host memory. If `grad` is
+                None, no other code uses `value`.
             strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
 
         Raises:
-            InvalidArgumentError: the tensor is no longer the parameter's gradient or its reduced part, and `strict` is True.
+            InvalidArgumentError: `grad` is no longer ``param.grad`` or the reduced part, and `strict` is True.
         """
         self.filled = True
         if grad is None:
@@ -263,7 +266,7 @@ class ParameterGradient(GradientState):
 def store_dense(
     gradient: ParameterGradient, grad: torch.Tensor | None, form: WireForm, wire: torch.Tensor, context: Any, strict: bool
 ) -> torch.Tensor | None:
-    """Stores a gradient that was reduced as a dense one. Arguments and errors as for `ParameterGradient.store`.
+    """Stores a gradient that was reduced as a dense one. Returns and raises what `ParameterGradient.store` does.
 
     Args:
         gradient: the state of the parameter's gradient.

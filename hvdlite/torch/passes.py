@@ -1,16 +1,17 @@
-"""Reports to the reducer which graph task of autograd runs, whether the task is nested, and when it ends.
+"""Reports to the reducer (`hvdlite.torch.reducer`) which graph task of autograd runs, whether it is nested, and when it ends.
 
 From these reports `Passes` (csrc/bindings/python/passes.h) finds the beginning and the end of a backward pass.
 
 Autograd runs a backward as a *graph task* with a number. Code that a task calls (hvdlite's hooks) can register a callback for
 the end of the task. Three cases are not obvious:
 
-- Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task. The end of the inner task
-  is not the end of the backward pass, and the outer task may never call a hook of hvdlite. But when the inner task is
-  destroyed, the outer task is current again on this thread. `EndOfTask` reports this to the reducer, which then watches the
-  outer task.
-- A task that raises never calls the callback. It still destroys the callback, which then knows that it was not called.
-- Compiled autograd may accept a callback and never call it. For the reducer this is the same as a task that raised.
+- Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task's graph. The end of the inner
+  task is not the end of the backward pass, and the outer task may never call a hook of hvdlite. But when the inner task is
+  destroyed, the outer task is current again on this thread. Then `EndOfTask` reports the end of the inner task to the reducer,
+  and the reducer watches the outer task.
+- A task that raises never calls the callback. The task still destroys the callback, and the callback then reports that it was
+  not called.
+- Compiled autograd may accept a callback and never call it. For the reducer such a task is the same as one that raised.
 """
 
 import sys
@@ -63,7 +64,7 @@ def is_nested(leaving: bool = False) -> bool:
 
 
 def when_task_ends(callback: Callable[[], None]) -> bool:
-    """Registers a callback for the end of the current graph task. Returns False if no task will call it.
+    """Registers a callback for the end of the current graph task. Returns False if there is no current task.
 
     True does not promise the call: a task that raises never calls the callback, and compiled autograd may not call it.
     """
@@ -77,8 +78,8 @@ def when_task_ends(callback: Callable[[], None]) -> bool:
 class EndOfTask:
     """The callback of one graph task.
 
-    After `register` in a task it reports exactly one of three events to the reducer: the pass is over (`task_ended`), a nested
-    task is over (`task_left`), or the task has ended without a call of this object (`task_lost`).
+    After `register` in a task it reports exactly one of three events to the reducer: the backward pass is over (`task_ended`),
+    a nested task is over (`task_left`), or the task has ended without a call of this object (`task_lost`).
     """
 
     __slots__ = ("_nested", "_number", "_owed", "_reducer")
@@ -95,14 +96,14 @@ class EndOfTask:
             self._owed = self._reducer.task_lost
 
     def __call__(self) -> None:
-        """Called by the task when it is over and all its hooks have run. backward() raises the reducer's errors."""
+        """Called by the task when it is over and all its hooks have run. An error of the reducer is raised by backward()."""
         self._owed = self._reducer.task_left if self._nested else None
         if not self._nested:
             self._reducer.task_ended(self._number)
 
     def __del__(self) -> None:
         owed = getattr(self, "_owed", None)  # no attribute exists if Ctrl-C came before __init__
-        # Python only prints errors of __del__. PassDriver.settle() will get the same error, and can raise it.
+        # Python only prints an error of __del__. PassDriver.settle() will get the same error again, and raise it.
         with suppress(HvdliteError):
             if owed is not None:
                 owed(self._number)

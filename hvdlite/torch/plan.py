@@ -27,7 +27,7 @@ def make_buckets(
     groups: Groups,
     generation: int,
 ) -> list[Bucket]:
-    """Cuts the parameters into buckets. Collective with `Compression.auto`, which measures the link at its first use.
+    """Cuts the parameters into buckets. Collective with `Compression.auto`, whose first use measures the link between hosts.
 
     Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 
@@ -38,8 +38,8 @@ def make_buckets(
         generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
 
     Raises:
-        UnsupportedError: the compression is a codec or keeps state, but a gradient is sparse and stays so; or the compression
-            keeps state, but a gradient is not in host memory.
+        UnsupportedError: the compression is a codec or keeps state, but a gradient is reduced as a sparse one; or the
+            compression keeps state, but a gradient is not in host memory.
         InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
         InvalidArgumentError, UnsupportedError, HorovodInternalError: (with `Compression.auto`) as for
             `hvdlite.auto_compression.settle`.
@@ -85,7 +85,7 @@ def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) 
 
 
 def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: bool) -> list[list[ParameterGradient]]:
-    """Cuts dense gradients into buckets. together: do all but frozen ones share a bucket, whatever their dtypes?"""
+    """Cuts dense gradients into buckets. together: do all trained parameters share one bucket, whatever their dtypes?"""
     config = RUNTIME.config
     gradients = list(forms)
     if isinstance(groups, int):
@@ -96,7 +96,8 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     kinds: list[tuple[object, ...]] = []
     sizes: list[int] = []
     for gradient, form in forms.items():
-        # Frozen parameters have no gradients, so in the others' buckets they would delay them. A bucket is on one device.
+        # A frozen parameter has no gradient, so it would delay the launch of a bucket of trained parameters. All gradients of a
+        # bucket are on one device.
         kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
         number = wanted.get(gradient.name)
         kinds.append((number, *(kind[-1:] if together else kind)))

@@ -1,6 +1,6 @@
 """`hvdlite.send` and `hvdlite.recv` with gradients: the adjoint of a send is a receive, and the other way round.
 
-The other functions (``isend``, ``irecv``, ``batch``) are those of `hvdlite.point_to_point`, and have no gradients.
+`hvdlite.torch` takes all other functions (``isend``, ``irecv``, ``batch``) from `hvdlite.point_to_point`, without gradients.
 """
 
 from typing import Any
@@ -53,12 +53,13 @@ def send(
 ) -> torch.Tensor | None:
     """`hvdlite.send` with a gradient: if the tensor requires a gradient, the receiver sends the gradient back.
 
-    Args and raises are those of `hvdlite.send`. The receiver must call `recv` with a tensor that requires a gradient as well.
-    Inside of ``torch.no_grad()`` this function is `hvdlite.send`, so then the receive must be without a gradient, too.
+    Args and raises are those of `hvdlite.send`. If the tensor requires a gradient, the receiver must call `recv` with a tensor
+    that requires one, too. Inside of ``torch.no_grad()`` this function is `hvdlite.send`, so then the receive must be without a
+    gradient, too.
 
     Returns:
-        None. For a tensor that requires a gradient: a zero, on which backward must be called (directly, or added to a loss).
-        The backward of this zero waits for the gradient from the receiver.
+        None if the tensor requires no gradient. Otherwise a zero, on which backward must be called (directly, or added to a
+        training loss). The backward of this zero waits for the gradient from the receiver.
     """
     if not needs_grad(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)
@@ -77,11 +78,13 @@ def recv(
 ) -> Any:
     """`hvdlite.recv` with a gradient: if the tensor requires a gradient, the gradient goes back to the sender.
 
-    Args are those of `hvdlite.recv`. The sender's tensor must require a gradient, too, because the backward sends a message to
-    the sender. Inside of ``torch.no_grad()`` this function is `hvdlite.recv`, so then the send must be without a gradient, too.
+    Args are those of `hvdlite.recv`. If the tensor requires a gradient, the sender's tensor must require one, too, because the
+    backward sends a message to the sender. Inside of ``torch.no_grad()`` this function is `hvdlite.recv`, so then the send must
+    be without a gradient, too.
 
     Returns:
-        What `hvdlite.recv` returns. For a tensor that requires a gradient: a new tensor, and the argument stays unchanged.
+        If the tensor requires a gradient, a new tensor with the message; the argument stays unchanged. Otherwise what
+        `hvdlite.recv` returns.
 
     Raises:
         UnsupportedError: the tensor requires a gradient, and `src` or `tag` is None.

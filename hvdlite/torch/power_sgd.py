@@ -1,17 +1,19 @@
-"""PowerSGD: ranks send two thin factors of each gradient (`hvdlite.compression.PowerSGD` has the source).
+"""PowerSGD: ranks send two thin factors of each gradient (`hvdlite.compression.PowerSGD` names the paper).
 
-M is this rank's gradient plus the error of this rank's earlier gradients, as a matrix of n rows and m columns:
+M is this rank's gradient plus the error of this rank's earlier gradients, as a matrix of n rows and m columns. A reduction goes
+as follows:
 
-1. P = M Q, and P is reduced over the ranks. Q comes from the step before, with orthonormal columns; at first Q is random. Q is
-   the same on all ranks.
-2. The columns of P are made orthonormal. Then Q = M^T P. With this rank's own Q, M - P Q^T is this rank's error. After that Q
-   is reduced over the ranks.
+1. P = M Q, and P is reduced over the ranks. Q comes from the previous reduction, with orthonormal columns; at first Q is
+   random. Q is the same on all ranks.
+2. The columns of P are made orthonormal. Then each rank computes its own Q = M^T P, and its error M - P Q^T. After that, Q is
+   reduced over the ranks.
 3. The reduced gradient is P Q^T.
 
 The ranks' parameters stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on
-all ranks. All values that follow from these alone (the orthonormal P and Q, and P Q^T) are computed with elementwise sums,
-differences, products, quotients and square roots. Each of these is a separate operation of torch, in an order that depends on
-the shapes only, and IEEE 754 defines its bits. Products with M concern one rank only, and may be rounded in any way.
+all ranks. All values that follow from the reduced P and Q alone (the orthonormal P and Q, and P Q^T) are computed with
+elementwise sums, differences, products, quotients and square roots. Each of them is a separate operation of torch, whose bits
+IEEE 754 defines, and the order of the operations depends on the shapes only. Products with M concern one rank only, and may be
+rounded in any way.
 """
 
 from collections import defaultdict
@@ -87,7 +89,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
 
 
 class _Matrix:
-    """One gradient in one reduction. The gradient's state does not change before `keep`."""
+    """One approximated gradient in one reduction. The gradient's state does not change before `keep`."""
 
     def __init__(self, gradient: CodedGradient, rank: int, loss_scale: float) -> None:
         self.gradient = gradient
@@ -113,7 +115,7 @@ class _Matrix:
             self._sum.addmm_(self.p, self.q.t(), alpha=-1)
 
     def decoded(self) -> torch.Tensor:
-        """The reduced gradient: in this rank's gradient, or in new memory if that is missing or of 16 bits."""
+        """The reduced gradient: in this rank's gradient, or in new memory if this rank has no gradient or one of 16 bits."""
         gradient, (rows, columns) = self.gradient, _extents(self.gradient.shape)
         value = gradient.value
         if value is not None and value.dtype is self.p.dtype:
@@ -138,9 +140,9 @@ def _extents(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Q of the step before, with random columns in place of zero columns.
+    """Q of the previous reduction, with random columns in place of zero columns.
 
-    The random elements are multiples of 2^-23, with the same bits on all ranks, because the seed is the number of the step.
+    The random elements are multiples of 2^-23, with the same bits on all ranks, because the seed is ``state["step"]``.
     """
     q: torch.Tensor | None = state.get("q")
     if q is not None:
@@ -154,11 +156,12 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 
 
 class PowerSGDCodec(BucketCodec):
-    """The state of a gradient has ``step``, the number of finite reductions in which any rank had the gradient.
+    """Reduces a bucket by PowerSGD.
 
+    The state of a gradient has ``step``, the number of finite reductions in which at least one rank had the gradient.
     If the gradient is approximated, the state also has ``q`` and ``residual``.
     ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
-    ``residual`` [n, m] is this rank's own, divided by the loss scale.
+    ``residual`` [n, m] is this rank's error, divided by the loss scale.
     """
 
     one_bucket = True

@@ -1,14 +1,15 @@
-"""Reduces the gradients of one optimizer's parameters while backward() runs. When backward() returns, they are reduced.
+"""Reduces the gradients of one optimizer's parameters while backward() runs. When backward() returns, all are reduced.
 
 Native code, `PassDriver`, handles a pass (one backward with the backwards nested in it):
 
 1. Before backward adds to a finished gradient, the finished part is kept apart (see `ParameterGradient`).
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
-   ever nested, a complete bucket is launched at once. (2 and 3 are left out inside of `no_sync`, and in all but the last of
-   several passes.)
-3. When the pass is over, the other buckets are launched, with missing members as absent, and all results are awaited. If this
-   did not happen (backward raised, or nothing reports the end of a task), `settle` does it, at the latest before the
-   optimizer's step.
+   ever nested, a complete bucket is launched at once.
+3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and all
+   results are awaited. If backward raised, or nothing reported the end of a task, `settle` later does what is left of this, at
+   the latest before the optimizer's step.
+
+Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, 2 and 3 are left out.
 
 This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch. (Over 400
 lines, because the steps share the state of one class.)
@@ -73,8 +74,8 @@ class Reducer(PassDriver):
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         self.check = make_check(optimizer, settings, self._gradients.values())
-        # A sharded step makes the parameters of all ranks equal: each rank sends its part. So the ranks compare parameters
-        # before the step.
+        # A sharded step makes the parameters of all ranks equal, because each rank sends its part. So with sharding the ranks
+        # compare parameters before the first step.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
@@ -95,14 +96,16 @@ class Reducer(PassDriver):
     # --- parameters -------------------------------------------------------------------------------------------------------
 
     def add(self, named: Iterable[tuple[str, torch.Tensor]], groups: Groups = None) -> None:
-        """Takes charge of parameters, even of another reducer's. The next reduction makes a new plan.
+        """Takes charge of parameters, even if another reducer has charge of them. The next reduction makes a new plan.
 
         Args:
             named: unique names, and the parameters in the order of the model.
-            groups: the parameters to reduce together, by name, or a number of groups; None: as before, at first by size.
+            groups: the parameters to reduce together, by name, or a number of groups; None: as in the call before, at first by
+                size.
 
         Raises:
-            HvdliteError: another optimizer had to reduce a gradient first, and that failed. Then nothing has changed.
+            HvdliteError: another optimizer had to reduce its gradients first, and this reduction failed. Then nothing has
+                changed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
@@ -119,7 +122,7 @@ class Reducer(PassDriver):
         self._drop_plan()
 
     def _use_lock(self) -> None:
-        """Makes the lock if parameters are on several devices: autograd has a thread for each, which calls their hooks."""
+        """Makes the lock if parameters are on several devices: autograd has a thread for each device, which calls the hooks."""
         if self.lock is None and len({gradient.param.device for gradient in self._gradients.values()}) > 1:
             self.lock = threading.RLock()
 
@@ -128,7 +131,7 @@ class Reducer(PassDriver):
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
-        """Leaves a parameter to the successor, which then also reduces for this reducer's optimizer. Call `settle` before."""
+        """Gives a parameter to the successor, which then also reduces for this reducer's optimizer. Call `settle` before."""
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
         for hook in self._hooks.pop(id(param)):
@@ -172,7 +175,7 @@ class Reducer(PassDriver):
         gradient.hold_reduced(grad)
 
     def _refuse_pass(self, gradient: ParameterGradient) -> None:
-        """Raises because there are too many passes before a step; this gradient has one too many."""
+        """Raises an error, because backward has added to this gradient more often than is allowed before a step."""
         with torch.no_grad():
             gradient.merge()
         raise AssertionError(TOO_MANY_PASSES)
@@ -202,7 +205,7 @@ class Reducer(PassDriver):
         self._has_passed = True
 
     def _has_lost_engine(self) -> bool:
-        """Is the job or the process set of the pass gone? Then nothing of the pass can be reduced: this drops its buckets."""
+        """Was hvdlite initialised again since the pass began, or the process set removed? If so, drops the launched buckets."""
         if None in (self._engine, RUNTIME.engine):
             return False
         if RUNTIME.engine is self._engine and self.settings.process_set.included():
@@ -245,7 +248,7 @@ class Reducer(PassDriver):
         fetch_ahead([((gradient, gradient.param), self._hooks[id(gradient.param)]) for gradient in expected])
 
     def _make_places(self) -> None:
-        """Collective over the process set: gives the gradients places in an arena, if it can be made."""
+        """Collective over the process set: gives the gradients places in an arena, if one can be made."""
         dense = [bucket for bucket in self.buckets if isinstance(bucket, DenseBucket)]
         members = [member for bucket in dense for member in bucket.members]
         name = f"{self.settings.prefix}.plan{self._generation}.arena"
@@ -268,7 +271,7 @@ class Reducer(PassDriver):
         bucket.launch(self._engine, self, number, wake)
 
     def _begin_check(self) -> None:
-        # If Ctrl-C came before the submission, the handle has no number, and the sum is submitted now.
+        # If Ctrl-C prevented an earlier submission of the sum, its handle has no number, and the sum is submitted now.
         if self.check.pending and (self._compared is None or not self._compared.number):
             submission.start_sum(self.check.begin(), self.check.name, self.settings.process_set, self._keep_compared)
 
@@ -276,9 +279,9 @@ class Reducer(PassDriver):
         self._compared = handle
 
     def _wait(self, strict: bool) -> None:
-        """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all have ended.
+        """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all buckets have ended.
 
-        An exception of a user's compression is raised at once. The next call then stores the rest.
+        But if a user's compression raises an exception, this method raises it at once, and the next call stores the rest.
         """
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
@@ -312,7 +315,7 @@ class Reducer(PassDriver):
             self.check.end(rows)
 
     def _leave_in_flight(self) -> None:
-        """Stops waiting for launched buckets. The engine keeps their memory as long as it may use it."""
+        """Stops waiting for launched buckets. The engine itself keeps the memory that it may still use."""
         self.in_flight.clear()
         self._compared = None
 
@@ -331,18 +334,18 @@ class Reducer(PassDriver):
                     gradient.merge()
 
     def _require_hooks(self) -> None:
-        """Refuses parameters that ``torch.utils.swap_tensors`` has exchanged for other tensors in autograd.
+        """Refuses parameters that ``torch.utils.swap_tensors`` has swapped with other tensors.
 
         Raises:
-            InvalidArgumentError: a parameter was exchanged. It has lost its hooks, so its gradient would not be reduced.
+            InvalidArgumentError: a parameter was swapped. It has lost its hooks, so its gradient would not be reduced.
         """
         gradients = self._gradients.values()
         swapped = [repr(gradient.name) for gradient in gradients if gradient.param._cdata != gradient.implementation]
         if swapped:
             raise InvalidArgumentError(
-                f"parameters of {self.settings.prefix} were swapped with other tensors, which now have their hooks, so that "
-                f"the parameters' gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after "
-                "torch.utils.swap_tensors, on all ranks (module.to() calls it if "
+                f"parameters of {self.settings.prefix} were swapped with other tensors, which now have the parameters' hooks, "
+                f"so the parameters' gradients are not reduced: {', '.join(swapped)}. Wrap the optimizer again after "
+                "torch.utils.swap_tensors, on all ranks (module.to() calls swap_tensors if "
                 "torch.__future__.set_swap_module_params_on_conversion says so)"
             )
 
@@ -367,8 +370,8 @@ class Reducer(PassDriver):
     def complete(self) -> None:
         """Makes sure that all gradients are reduced. Collective, unless the passes since the last step have reduced them all.
 
-        If nothing was reduced since the last step or reset, the user's own code has written the unreduced gradients, and they
-        are reduced as they are.
+        If no backward pass has made an unreduced gradient and nothing was reduced since the last step or reset, the gradients
+        that are not reduced count as written by the user's own code, and are reduced as they are.
         """
         self.settle()
         if not self._gradients or (self.turn and not self.local_gradients):
@@ -415,7 +418,7 @@ class Reducer(PassDriver):
             self._drop_plan()  # the prepared requests contain the factor
 
     def after_reset(self, keeps: bool) -> None:
-        """Notes that the optimizer has reset its gradients: to zeros if it keeps them, else to None."""
+        """Notes that the optimizer has reset its gradients: to zeros if `keeps` is True, else to None."""
         self._keeps = keeps
         for gradient in self._gradients.values():
             gradient.forget()

@@ -1,9 +1,10 @@
 """The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
 
-If a tensor of the state has the parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
-parameter's memory, and each owner of the parameter writes a slice of it. So DCP can give slices to any number of ranks.
-Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners. A tensor of one
-dimension that has as many elements as a parameter of another shape gets a longer key, so that it is not read as slices.
+If a tensor of the state has its parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
+parameter's memory, and each owner of the parameter writes a slice of it. So any number of ranks can load slices of it from the
+checkpoint. Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners. If a
+tensor of one dimension has as many elements as its parameter, but another shape, its key is made longer, so that the tensor is
+not read as slices.
 """
 
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ class Slice(torch.Tensor):
 
 
 def require_slices() -> None:
-    """Checks that torch's DCP supports objects that describe their part.
+    """Checks that torch's DCP supports tensors such as `Slice`, which say which part of a whole they are.
 
     Raises:
         UnsupportedError: torch is older than 2.6, or was built without torch.distributed.
@@ -146,9 +147,10 @@ def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entries_of(reader: Any, under: str) -> dict[str, Any]:
-    """What DCP's metadata says about an optimizer's state in a checkpoint, by the parameter's name, a dot and the key.
+    """What DCP's metadata says about each value of an optimizer's state in a checkpoint.
 
-    The result is empty if the optimizer had no state, for example before its first step.
+    Each key of the result is a parameter's name, a dot and a key of the parameter's state. The result is empty if the optimizer
+    had no state, for example before its first step.
 
     Args:
         reader: the reader of the checkpoint.
@@ -161,8 +163,8 @@ def entries_of(reader: Any, under: str) -> dict[str, Any]:
     known = reader.read_metadata().state_dict_metadata
     if f"{outer}orders" not in known:
         raise InvalidArgumentError(
-            f"the checkpoint has no sharded state of an optimizer under {under!r}: pass under=..., the key of the dictionary "
-            "under which optimizer.sharded_state_dict() was saved"
+            f"the checkpoint has no sharded state of an optimizer under {under!r}: pass under=..., the key that "
+            "optimizer.sharded_state_dict() had in the saved dictionary"
         )
     prefix = f"{outer}state{_SEPARATOR}"
     return {fqn.removeprefix(prefix): entry for fqn, entry in known.items() if fqn.startswith(prefix)}

@@ -20,7 +20,7 @@ __all__ = ["ShardedMethods", "connect"]
 
 
 def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Callable[[], None]]:
-    """Makes the steps of an optimizer update only this rank's part. Call it after all other hooks are there.
+    """Makes the steps of an optimizer update only this rank's part. Call it after all other hooks are installed.
 
     Args:
         optimizer: an optimizer whose class no other object has, because the class is changed.
@@ -49,12 +49,12 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
 
 
 class ShardedMethods(_Optimizer):
-    """Methods that replace those of other wrapped optimizers."""
+    """The methods that a sharded optimizer has in place of those of other wrapped optimizers."""
 
     _hvdlite: Any
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """As in torch. The hook sees whole gradients, because it is called before parameters are swapped for their parts."""
+        """As in torch. The hook sees whole gradients, because it is called before this rank's parts replace the parameters."""
         handle = super().register_step_pre_hook(hook)
         sharded, hooks = self._hvdlite.sharded, self._optimizer_step_pre_hooks
         if sharded is not None and sharded.last_hook is not None:  # not so while the optimizer is being wrapped
@@ -65,7 +65,8 @@ class ShardedMethods(_Optimizer):
         """The whole state, the same as the plain optimizer's. Collective over the process set.
 
         Raises:
-            InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than before.
+            InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than when the state was
+                split.
             MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
 
@@ -74,7 +75,7 @@ class ShardedMethods(_Optimizer):
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a whole state, saved with any number of ranks. The next step or `state_dict` keeps only this rank's part.
+        """Loads a whole state, saved with any number of ranks. The next `step` or `state_dict` drops all but this rank's part.
 
         Load the same state on all ranks; or load it on one, and then call `broadcast_optimizer_state` on all.
 
@@ -95,15 +96,16 @@ class ShardedMethods(_Optimizer):
 
         Args:
             reader: None to save. To load, a reader of the checkpoint, such as ``FileSystemReader(folder)``: the result is then
-                memory for this rank's part, for a checkpoint from any number of ranks.
-            under: with a reader, the key of the optimizer's state in the dictionary that was saved; "" if the state is that
-                dictionary.
+                memory for this rank's part. Any number of ranks may have saved the checkpoint.
+            under: with a reader, the key of the optimizer's state in the dictionary that was saved; "" if that dictionary was
+                the optimizer's state itself.
 
         Returns:
-            A dictionary to save; or one that ``load`` fills, for `load_sharded_state_dict`.
+            A dictionary to save; or a dictionary that ``load`` fills, and that `load_sharded_state_dict` then takes.
 
         Raises:
-            InvalidArgumentError: the checkpoint has no such optimizer; or the job has other ranks than before.
+            InvalidArgumentError: the checkpoint has no such optimizer; or the job has other ranks than when the state was
+                split.
             UnsupportedError: torch is older than 2.6, or has no ``torch.distributed``.
 
         """
@@ -122,7 +124,7 @@ class ShardedMethods(_Optimizer):
 
         Raises:
             InvalidArgumentError: `state_dict` is no result of `sharded_state_dict`; the parameters' names or layouts in memory,
-                or the number of groups, are not the saved ones; or the job has other ranks than before.
+                or the number of groups, are not the saved ones; or the job has other ranks than when the state was split.
 
         """
         sharded: ShardedState = self._hvdlite.sharded

@@ -1,4 +1,4 @@
-"""A parameter that one rank owns or several ranks own in parts, and the rules by which parameters are divided."""
+"""A parameter that one rank owns, or of which several ranks own parts, and the rules by which parameters are divided."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from hvdlite.ownership import owners_of
 
 __all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "order_of"]
 
-# Parameters are cut at multiples of this number of elements. torch's kernels compute whole vectors first, and then the rest of
-# a tensor, which they may round in another way. With these cuts each element is rounded as in the whole parameter, if torch
-# computes the tensor in one thread. If torch uses several threads, each thread has a rest, which changes some steps of 16-bit
-# parameters.
+# Parameters are cut at multiples of this number of elements. torch's kernels compute whole SIMD vectors of a tensor, and may
+# round the elements that remain at its end in another way. With these cuts each element is rounded as in the whole parameter,
+# if torch computes the tensor in one thread. If torch uses several threads, elements remain at the end of each thread's share,
+# so some steps of 16-bit parameters give other bits.
 _ALIGNMENT = 64
 
 # The rank at place p of the process set owns the elements from bounds[p] to bounds[p + 1] (exclusive), in the order of memory.
@@ -36,13 +36,13 @@ def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 
 def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Gives each whole parameter to one rank (`owners_of`). For all other optimizers."""
+    """Gives each whole parameter to one rank (`owners_of`). For optimizers whose steps may not be elementwise."""
     owners = owners_of(sizes, ranks)
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 
 
 def order_of(tensor: torch.Tensor) -> list[int]:
-    """The tensor's dimensions in the order of memory: the one with the largest stride is the first."""
+    """The tensor's dimensions in the order of memory: the dimension with the largest stride is the first."""
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
@@ -61,9 +61,9 @@ class Sharded:
         bounds: see `Bounds`.
         place: this rank's place in the process set.
         strides: the parameter's strides when this object was made.
-        order: the order of its dimensions in memory at that time (`order_of`).
+        order: the order of the parameter's dimensions in memory at that time (`order_of`).
         start: the first element of this rank's part, in the order of memory.
-        stop: the end of this rank's part.
+        stop: the first element after this rank's part.
         owners: the places of the ranks that own the parameter or a part of it; an empty parameter belongs to place 0.
         is_mine: does this rank own the parameter or a part of it?
         is_split: do several ranks own parts?
@@ -83,18 +83,18 @@ class Sharded:
         self.is_split = len(self.owners) > 1
 
     def bytes_of(self, owner: int) -> int:
-        """The size in bytes of the part of the rank at this place."""
+        """The size in bytes of the part that the rank at the place `owner` owns."""
         return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of a tensor of the parameter's shape, in the order of `order`.
+        """The elements of a tensor of the parameter's shape, with its dimensions in the order of `order`.
 
         The result is a copy if the tensor has its elements in another order in memory.
         """
         return tensor.detach().permute(self.order).reshape(-1)
 
     def unflattened(self, flat: torch.Tensor) -> torch.Tensor:
-        """A tensor of the parameter's shape and layout with the elements that `flat` has in the order of `order`."""
+        """The inverse of the method `flat`: a tensor of the parameter's shape and layout with these elements."""
         whole = torch.empty_like(self.param, dtype=flat.dtype, requires_grad=False)
         ordered = whole.permute(self.order)
         ordered.copy_(flat.view(ordered.shape))

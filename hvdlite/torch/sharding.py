@@ -36,7 +36,7 @@ __all__ = ["ShardedState", "check_shard", "sharded_state_of"]
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")
 _REFUSED = {
     torch.optim.LBFGS: "its step combines all parameters into one direction",
-    torch.optim.SparseAdam: "its gradients are sparse, and so is what it updates",
+    torch.optim.SparseAdam: "its gradients are sparse, and so are its updates",
 }
 PACKED_BYTES = 1 << 20  # the most bytes of small parts of parameters that one rank sends together
 LEAST_BYTES = 64 << 10  # a part of this size or more is sent by itself, and not packed with others
@@ -74,15 +74,16 @@ class _Split:
 class _OnHost:
     """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
 
-    It travels in host memory: on another rank, the GPU with the owner's number may not exist, or may be in use by a
-    third rank.
+    The tensor travels in host memory: on another rank, the GPU with the number of the owner's GPU may not exist, or may be in
+    use by a third rank.
     """
 
     value: torch.Tensor
     on_host: bool  # did the owner have the tensor in host memory, too?
 
 
-# Parts of parameters, of one dtype and device, that their owner (its place in the process set) sends to all others at once.
+# An owner (its place in the process set), and the parameters whose parts it sends to all other ranks in one broadcast. The
+# parts have one dtype and are on one device.
 _Transfer = tuple[int, list[Sharded]]
 
 
@@ -145,10 +146,10 @@ class ShardedState:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Swaps parameters for this rank's parts. It is the last hook before a step, because others need whole gradients.
+        """Swaps parameters for this rank's parts. It is the last hook before a step: the other hooks need whole gradients.
 
-        If the step has a closure, the closure is evaluated once, before the swap. The step gets a closure that only returns the
-        loss.
+        If the step has a closure, the closure is evaluated once, before the swap. Then the step gets another closure, which
+        only returns the training loss.
 
         Raises:
             UnsupportedError: a gradient is sparse.
@@ -161,7 +162,8 @@ class ShardedState:
         self.restore()
         changed = change_closure(args, kwargs, _evaluated)
         if not self.unsliced and any(sharded.param.stride() != sharded.strides for sharded in self._sharded):
-            # A parameter has got another memory format, in which its slices have other elements.
+            # A parameter has got another memory format, in which its slices have other elements. So the whole state is
+            # gathered, and `localize` cuts it into slices again.
             optimizer.state, self.unsliced = self.gather_state(optimizer), True
         self.localize(optimizer)
         self._active = [sharded for sharded in self._sharded if sharded.param.grad is not None]
@@ -205,7 +207,7 @@ class ShardedState:
             self._groups.pop()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Gives all ranks the updated parts of the others. Collective over the process set. The first hook after a step.
+        """Sends each rank's updated parts to all other ranks. Collective over the process set. The first hook after a step.
 
         Raises:
             MismatchError: a rank that owns parameters has joined, or a rank has stepped other parameters.
@@ -274,7 +276,7 @@ class ShardedState:
         self.unsliced = False
 
     def _find_parts(self) -> bool:
-        """Returns whether the state may be whole. If so, assigns parameters to the present ranks. Raises as `localize`."""
+        """Returns whether the state may be whole. If so, assigns all parameters to the present ranks. Raises as `localize`."""
         if self.unsliced:
             enter(Kind.ALLGATHER, self._settings.process_set)  # raises before anything changes
             self._assign()
@@ -283,7 +285,7 @@ class ShardedState:
         return self.unsliced
 
     def _require_same_ranks(self) -> None:
-        """Raises if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
+        """Raises an error if the state has been split for other ranks. After `hvdlite.shutdown` there is nothing to check."""
         process_set = self._settings.process_set
         ranks, place = process_set.ranks, process_set.rank()
         if ranks is not None and place is not None and (ranks, place) != (self._ranks, self._place):
@@ -302,9 +304,9 @@ class ShardedState:
 
         Args:
             optimizer: the optimizer.
-            device: the device of the parts that are gathered; None: that of the parameter.
-            loaded: has every rank that enters this statement loaded a whole state, and taken no step since? Then that state is
-                used where it is, and nothing is sent.
+            device: the device of the parts that are gathered; None: the parameter's device.
+            loaded: has every rank that enters this statement loaded a whole state, and taken no step since? Then the loaded
+                state is used where it is, and nothing is sent.
 
         Raises:
             InvalidArgumentError, MismatchError, HorovodInternalError: as for `gather_state`.
@@ -380,7 +382,7 @@ class ShardedState:
         return repr([(sharded.name, sharded.order) for sharded in self._sharded])
 
     def own_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Sharded, dict[str, Any] | None]]:
-        """The parameters of which this rank owns something, and their state, or None if there is none. Raises as `localize`."""
+        """The parameters of which this rank owns something, each with its state (None if it has none). Raises as `localize`."""
         self.restore()
         self.localize(optimizer)
         for sharded in self._sharded:
@@ -396,7 +398,7 @@ class ShardedState:
         )
 
     def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:
-        """A value of the whole state, from `sent`, which the parameter's first owner sent. Collective for a `_Split`."""
+        """One value of the whole state; `sent` is what the parameter's first owner sent. Collective if that is a `_Split`."""
         param = sharded.param
         if isinstance(sent, _OnHost):
             return sent.value if sent.on_host else sent.value.to(device or param.device)
@@ -433,7 +435,7 @@ def _described(sharded: Sharded, value: Any) -> Any:
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Calls a closure while parameters are whole. Returns a closure for the step that only returns the loss."""
+    """Calls a closure while parameters are whole. Returns a closure for the step that only returns the training loss."""
     with torch.enable_grad():
         loss = closure()
     return lambda: loss

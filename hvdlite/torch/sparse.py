@@ -1,7 +1,7 @@
 """The rows of sparse (coordinate) tensors: what a rank sends, and the sum of what all ranks have sent.
 
 A gradient without rows is not the same as no gradient: an optimizer with momentum updates a parameter even if its gradient is
-empty. So a gradient without rows is sent as one row with the index -1, and no gradient as no row.
+empty. So a gradient without rows is sent as one row with the index -1, and a missing gradient as no row.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The values that torch's optimizers train, for the comparison of ranks (`hvdlite.start_check`)."""
+"""The values that torch's optimizers train, which the ranks compare at the start (`hvdlite.start_check`)."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ class TrainedByTorch:
 def make_check(
     optimizer: torch.optim.Optimizer, settings: ReducerSettings, gradients: Iterable[ParameterGradient]
 ) -> StartCheck:
-    """The check of one optimizer. `gradients` belong to the parameters that the optimizer trains, now or later."""
+    """The start check of one optimizer. `gradients` belong to the parameters that the optimizer trains, now or later."""
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",

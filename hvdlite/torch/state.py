@@ -27,9 +27,9 @@ __all__ = [
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrites tensors with the root's, in place. Collective over `process_set`.
+    """Overwrites tensors with the values of the root's tensors, in place. Collective over `process_set`.
 
-    Names, shapes and dtypes must be the same on all these ranks. The order may differ, unless the tensors have no names.
+    Names, shapes and dtypes must be the same on all ranks of the set. The order may differ, unless the tensors have no names.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
@@ -99,8 +99,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the state and the options of the root's optimizer. Collective over `process_set`.
 
-    It takes no step, and changes neither parameters nor gradients. A rank with an empty state gets the root's state. If the
-    root's state is empty, all ranks have an empty state afterwards. It works with any optimizer, including LBFGS.
+    This function takes no step, and changes neither parameters nor gradients. A rank with an empty state gets the root's state.
+    If the root's state is empty, all ranks have an empty state afterwards. Any optimizer is allowed, including LBFGS.
 
     Args:
         optimizer: an optimizer, wrapped or not, with the same parameter groups on all ranks.
@@ -149,7 +149,7 @@ def broadcast_optimizer_state(
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A copy of nested dicts, lists and tuples, in which the function has replaced every other value."""
+    """A copy of nested dicts, lists and tuples, in which the function has replaced each value that is none of these."""
     if isinstance(tree, dict):
         return {key: mapped(function, value) for key, value in tree.items()}
     if type(tree) in (list, tuple):
@@ -166,10 +166,10 @@ def _placeholder_of(value: Any) -> Any:
 
 
 def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The structure of an optimizer's state with memory on this rank for its tensors.
+    """A copy of the structure of an optimizer's state, with memory on this rank in place of each placeholder.
 
-    Tensors that the root has outside of host memory are on the device of their parameter here. The options of a group are on
-    the device of the group's first parameter.
+    If the root has a tensor outside of host memory, the memory is on the device of the tensor's parameter; for a tensor among
+    the options of a group, it is on the device of the group's first parameter.
     """
     host = torch.device("cpu")
     devices: dict[Any, torch.device] = {}  # the parameters' devices, by the key of the structure

@@ -66,7 +66,7 @@ def reach_steps(optimizer: Any) -> Callable[[], None]:
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Was the hook that calls this function called by a step inside another step of the same optimizer?
+    """For a hook that calls this function: does the hook run for a step inside another step of the same optimizer?
 
     If the steps of a class and of its base class both call hooks, one step is inside the other.
     """
@@ -81,7 +81,7 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
 def change_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Callable[[], Any]], Callable[[], Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Gives a step another closure: returns what the hook before the step must return. None if the step has no closure.
+    """Gives a step another closure. Returns what the hook before the step must return; None if the step has no closure.
 
     Args:
         args: the step's arguments, as the hook gets them: the first is the optimizer.

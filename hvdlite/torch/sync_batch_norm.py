@@ -5,8 +5,8 @@ deviations, and each rank combines them. Source: Chan, Golub and LeVeque, "Updat
 Computing Sample Variances", 1979. In the backward pass one small allreduce adds up the ranks' sums over the gradients.
 
 Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
-This file applies to the input only operations that torch has for every device. On a GPU the counts are exchanged separately, on
-the host, so that nothing waits for the GPU.
+On the input this file uses only operations that torch has for every device. If the input is on a GPU, the counts are exchanged
+separately, on the host, so that nothing waits for the GPU.
 """
 
 import math
@@ -32,13 +32,15 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """Normalises each channel with mean and variance of the batches of all ranks, as one process with the whole batch does.
 
-    Collective over `process_set` in training, and in evaluation if there are no running statistics: one allgather forward (two
-    on a GPU) and one allreduce backward (none if the input needs no gradient) for each call, in the same order on all ranks.
-    The input must need a gradient on all ranks or on none. The batches may differ in size and may be empty on some ranks.
+    Collective over `process_set` in training, and in evaluation if there are no running statistics. Each call takes one
+    allgather in the forward pass (two on a GPU) and one allreduce in the backward pass (none if the input needs no gradient).
+    All ranks must make these calls in the same order. The input must need a gradient on all ranks or on none. The batches may
+    differ in size and may be empty on some ranks.
 
-    The input's gradient is the gradient of the sum of all ranks' losses. The gradients of weight and bias are this rank's part,
-    for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all ranks, for example
-    for a gradient penalty). Then the backward pass takes two more allreduces, and the second backward pass has allreduces, too.
+    The input's gradient is the gradient of the sum of all ranks' training losses. The gradients of weight and bias are this
+    rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all
+    ranks, for example for a gradient penalty). Then the backward pass takes two more allreduces, and the second backward pass
+    has allreduces, too.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format. A rank
     adds up its values in float32, or in float64 if the input is float64. Values on an NVIDIA GPU stay on the GPU, except the
@@ -48,7 +50,7 @@ class SyncBatchNorm(_BatchNorm):
         num_features: the number C of channels, the same on all ranks.
         eps: a number that is added to the variance.
         momentum: the weight of a new value in the running statistics; None: the statistics are the average of all values so
-        far.
+            far.
         affine: does the layer have a weight and a bias?
         track_running_stats: does the layer keep running statistics, which evaluation uses?
         process_set: the ranks that share their statistics.
@@ -122,8 +124,8 @@ class SyncBatchNorm(_BatchNorm):
             raise InvalidArgumentError(f"expected at least 2D input (got {input.dim()}D input)")
         if input.shape[1] != self.num_features:
             raise InvalidArgumentError(
-                f"SyncBatchNorm for {self.num_features} channels got an input of shape {list(input.shape)}: its second "
-                "dimension is that of the channels"
+                f"SyncBatchNorm for {self.num_features} channels got an input of shape {list(input.shape)}: the second "
+                "dimension must be the number of channels"
             )
         if not input.is_floating_point():
             raise InvalidArgumentError(f"SyncBatchNorm takes floating dtypes, not {input.dtype}")
@@ -172,7 +174,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _per_channel(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """Reshapes one value per channel for inputs with this number of dimensions."""
+    """Reshapes values, one for each channel, so that they fit inputs with this number of dimensions."""
     return values.reshape(-1, *[1] * (dim - 2))
 
 

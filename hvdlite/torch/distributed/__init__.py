@@ -6,15 +6,16 @@ are in host memory or on NVIDIA GPUs.
     torch.distributed.init_process_group("hvdlite")  # under hvdlite run, mpirun or torchrun
     model = torch.nn.parallel.DistributedDataParallel(model)
 
-The call initialises hvdlite if needed. Rank, size and store come from hvdlite (`hvdlite.torch.distributed.rendezvous`), with
-two exceptions: torch takes them from the environment if RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are all set, as under
-torchrun, and from `init_method` if that is a URL such as ``tcp://``. In these cases rank and size must be hvdlite's. hvdlite
-runs the collectives and the messages from rank to rank (`hvdlite.torch.distributed.group`), and raises its own errors. A group
-uses the process set of its ranks.
+`init_process_group` initialises hvdlite if needed. Rank, size and store come from hvdlite
+(`hvdlite.torch.distributed.rendezvous`), with two exceptions: torch takes them from the environment if RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT are all set, as under torchrun, and from `init_method` if that is a URL such as ``tcp://``. In both
+cases rank and size must equal hvdlite's. hvdlite runs the collectives and the messages from rank to rank
+(`hvdlite.torch.distributed.group`), and raises its own errors. A group uses the process set of its ranks.
 
 `Work.wait` of a collective on GPU tensors orders the current stream after the collective, as with torch's NCCL backend. If the
 tensors travel by NCCL, `wait` does not wait for the GPU. If they go through host memory, `wait` waits until they have been
-reduced there. A message always goes through host memory, and its send waits until the tensor has been received.
+reduced there. A message with a GPU tensor always goes through host memory, and `wait` of its send waits until the tensor has
+been received.
 """
 
 import torch.distributed as dist

@@ -1,16 +1,17 @@
-"""Numbers for the collectives that callbacks of a future start, such as those of a communication hook with two steps.
+"""Numbers for the collectives that callbacks of a future start, such as a callback of a communication hook with two steps.
 
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
 order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
-the callback. So each callback has a count of its own. "7t2.1" is the first collective of the second callback of the future of
-collective 7. If ``then`` attached it, the future that ``then`` returned has the callbacks "7t2t1", "7t2t2", ... So ranks with
-the same program give a collective the same number, in whatever order their threads run.
+the callback. So each callback has its own count of collectives. For example, the second callback of collective 7's future has
+the path "7t2", and its first collective has the number "7t2.1". If ``then`` attached this callback, ``then`` returned another
+future, whose callbacks have the paths "7t2t1", "7t2t2", ... So ranks with the same program give a collective the same number,
+in whatever order their threads run.
 
 torch's C++ code makes most futures, such as those that ``then`` returns. It uses torch's class for them, and never a class that
 derives from torch's class. So this module replaces the methods of torch's class, for all futures of the process. For a future
 that does not come from a collective of hvdlite, the new methods only call torch's own. One example is a future of
-``torch.futures.collect_all``: collectives of its callbacks are counted with the program's, or with those of the callback that
-the thread runs.
+``torch.futures.collect_all``: the collectives that its callbacks start are counted with the program's, or with those of the
+callback that the thread runs.
 """
 
 import threading
@@ -27,8 +28,8 @@ class CallCounter:
     """Counts the collectives that a program or a callback starts, and the callbacks of a future.
 
     Args:
-        group: the group whose program it is, or whose collective the future belongs to.
-        path: the number of the collective, such as "7", or of the callback, such as "7t2"; empty for a program.
+        group: the key of the group to which the program, or the collective of the future, belongs.
+        path: the number of the collective, such as "7", or the path of the callback, such as "7t2"; empty for a program.
     """
 
     def __init__(self, group: str, path: str = "") -> None:
@@ -41,8 +42,8 @@ class CallCounter:
     def next(self, group: str) -> str:
         """Returns the number of the group's next collective, the same until `use` is called. The caller holds the lock.
 
-        The number of a callback's collective begins with the callback's path. If the callback belongs to another group, the
-        name of that group stands before the path.
+        The number of a callback's collective begins with the callback's path. If the callback belongs to another group than
+        the collective, the key of the callback's group stands before the path.
         """
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
@@ -50,14 +51,15 @@ class CallCounter:
         return f"{self._path}.{number}" if group == self._group else f"{self._group}:{self._path}.{number}"
 
     def use(self, group: str) -> None:
-        """Marks the number of `next` as used. The caller holds the lock.
+        """Marks the number that `next` has returned as used. The caller holds the lock.
 
-        Do not call it if the engine refused the collective: the program may call it again, and needs the same number then.
+        Do not call this method if the engine refused the collective: the program may call the collective again, and needs the
+        same number then.
         """
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "CallCounter":
-        """The counter of a new callback: of the collective's future, or of the future that ``then`` returned for a callback."""
+        """Makes the counter of a new callback of this future, which is a collective's, or which ``then`` returned."""
         with self.lock:
             self._callbacks += 1
             return CallCounter(self._group, f"{self._path}t{self._callbacks}")
@@ -78,8 +80,8 @@ def origin(future: Any, group: str, path: str) -> None:
 
 
 def unnumbered(_future: Any) -> None:
-    """Does nothing. Sends and receives use it in place of `origin`, so collectives in their callbacks are numbered where they
-    run.
+    """Does nothing. Sends and receives use it in place of `origin`. So the collectives that their callbacks start are counted
+    with the program's, or with those of the callback that the thread runs.
     """
 
 

@@ -1,10 +1,10 @@
 """The functions of torch.distributed, which call the collectives and messages of hvdlite.
 
 torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers its collectives, and
-the name of a tensor contains the number and torch's name for the operation. If ranks call different operations, their names
-differ, and deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start. If a
-group has the name of a destroyed group, it has another generation, so that its operations never match those of the destroyed
-group. Messages from rank to rank have no numbers, because only two ranks know of them.
+the name that hvdlite negotiates contains the number and torch's name for the operation. If ranks call different operations, the
+names differ, and deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start.
+If a group has the name of a destroyed group, it has another generation, so that its operations never match those of the
+destroyed group. Messages from rank to rank have no numbers, because only two ranks know of them.
 
 torch 2.13 has renamed some methods; these methods also have their old names here, for earlier versions. Over 400 lines, because
 there is a method for each of torch's functions.
@@ -47,8 +47,8 @@ _OPS = (
 _BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
 
 
-# For the ranks of a group: how many groups of exactly these ranks were made since hvdlite.init(). Members have the same number,
-# because they make their groups in the same order.
+# For each list of ranks: how many groups of exactly these ranks were made since hvdlite.init(). All members of a group have the
+# same number, because they make their groups in the same order.
 _generations: Counter[tuple[int, ...]] = Counter()
 
 
@@ -203,7 +203,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         flat = flat_of(parts)
         if len({part.numel() for part in parts}) == 1:
             return self._reduce_rows("reduce_scatter", [output], [flat], opts)
-        # hvdlite's reducescatter needs rows of the same size.
+        # hvdlite's reducescatter needs rows of the same size. So reduce all tensors, and take this rank's part.
         begin = sum(part.numel() for part in parts[: self.rank()])
 
         def own(reduced: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         targets: Sequence[Tensor | None] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Gathers all ranks' elements of each input into a list of outputs. The engine writes directly to the targets."""
+        """Gathers all ranks' elements of each input into a list of outputs. The engine writes directly to each target."""
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:

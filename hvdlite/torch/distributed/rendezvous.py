@@ -1,14 +1,14 @@
-"""Gives torch.distributed its ranks and its store: hvdlite connects the processes itself, so torch needs no variables.
+"""Gives torch.distributed its ranks and its store. hvdlite connects the processes, so torch needs no environment variables.
 
 `init_process_group` asks a handler for a store, the rank and the size before it makes a group. hvdlite's handler
 (``hvdlite://``) takes rank and size from hvdlite. It also replaces ``env://``, the default of all backends, if torch's own
-handler would fail because the environment lacks a variable. If all four variables are set, as torchrun does, torch's own
-handler is used.
+handler would fail because the environment lacks a variable. If RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are all set, as
+under torchrun, torch's own handler is used.
 
 The store must answer any rank at any time, even while no other rank makes a call, so it cannot use collectives. hvdlite's
 collectives do not need the store. torch needs it for the barrier after a new group, and for groups of other backends (gloo). On
 one host the store is a file in a private folder, without a listening port; across hosts it is torch's TCPStore, on a port of
-rank 0's host that the system chooses. All hosts must be able to resolve that host's name.
+rank 0's host that the system chooses. All hosts must be able to resolve the name of rank 0's host.
 """
 
 import atexit
@@ -42,9 +42,10 @@ _Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
 def install(scheme: str) -> None:
-    """Registers the handler for URLs of this scheme, and also for ``env://`` where variables are missing."""
+    """Registers the handler for URLs of this scheme, and also for ``env://`` where its environment variables are missing."""
     dist.register_rendezvous_handler(scheme, _rendezvous)
-    # This is not part of torch's public interface. Without it, a script would have to pass init_method="hvdlite://".
+    # The table of handlers is not part of torch's public interface. Without this replacement, a script would have to pass
+    # init_method="hvdlite://".
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, _Handler] = getattr(module, "_rendezvous_handlers", {})
     if "env" in handlers:
@@ -80,8 +81,8 @@ def check_place(rank: int, size: int) -> None:
     if (rank, size) != (basics.rank(), basics.size()):
         raise InvalidArgumentError(
             f"torch.distributed was given rank {rank} and world size {size}, but this is rank {basics.rank()} of "
-            f"{basics.size()} of hvdlite's job; start the script with hvdlite run or mpirun, and leave both out (or pass "
-            "hvdlite.rank() and hvdlite.size())"
+            f"{basics.size()} of hvdlite's job; start the script with hvdlite run or mpirun, and leave rank and world size out "
+            "(or pass hvdlite.rank() and hvdlite.size())"
         )
 
 
@@ -105,7 +106,7 @@ def make_store(one_host: bool, timeout: timedelta) -> Store:
 def _new_file() -> str:
     """A path in a new folder that only this user may read. The folder is removed when this process ends.
 
-    If this process is killed, the folder remains; in a job of torchrun's processes hvdlite's server removes it.
+    If this process is killed, the folder remains; but under torchrun, hvdlite's server of the node removes it.
     """
     folder = tempfile.mkdtemp(prefix="hvdlite-store-", dir=folder_of_torchrun_job())
     creator = os.getpid()

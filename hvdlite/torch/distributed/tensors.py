@@ -25,7 +25,7 @@ def check_own_output(label: str, source: Tensor, output: Tensor) -> None:
 
 
 def check_same_dtype(label: str, source: Tensor, output: Tensor) -> None:
-    """Checks that an output has the dtype of its input, because copying the result into it would convert the result.
+    """Checks that an output has the dtype of its input, because otherwise the copy into the output would convert the result.
 
     Raises:
         InvalidArgumentError: the dtypes differ.
@@ -50,12 +50,12 @@ def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
 
 
 def target_for(output: Tensor, source: Tensor, offset: int | None) -> Tensor | None:
-    """The output if the engine may write a result into it while it reads the source; otherwise None.
+    """The output, if the engine may write the result there while it still reads the source; otherwise None.
 
     Args:
         output: the tensor for the result.
         source: the input, of the same dtype.
-        offset: the place of the source's own values in the result, in elements; None if the result does not have them.
+        offset: the place of the source's own values in the result, in elements; None if they are not part of the result.
     """
     if not output.is_contiguous() or not output.is_cpu:
         return None

@@ -2,11 +2,12 @@
 
 A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
 callbacks need a future instead. If the operation is still in flight, a new thread completes the future. One thread for all
-futures is not possible, because a future's callbacks run in that thread and may wait for other futures. Besides, the engine's
-deadlock detection would treat an idle thread as a caller that may still submit operations.
+futures is not possible, because a future's callbacks run in the thread that completes the future, and may wait for other
+futures. Besides, the engine's deadlock detection would treat an idle thread as a caller that may still submit operations.
 
 Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and each later caller of
-`wait` orders its streams after these events. A future does the same for its callbacks if it knows the devices.
+`wait` orders its streams after these events. A future orders the streams of its callbacks in the same way, if it knows the
+devices.
 """
 
 import threading
@@ -27,14 +28,14 @@ __all__ = ["HvdliteWork"]
 
 _Future = torch.futures.Future[Any]
 
-# If C++ code of torch before 2.7 holds a Work, only the C++ part stays alive. Python frees the object with the methods below.
-# So the latest objects are kept here. Such code holds at most two works at a time.
+# If only C++ code of torch before 2.7 holds a Work, its C++ part stays alive, but Python frees the object with the methods
+# below. So the latest objects are kept here. The C++ code holds at most two works at a time.
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
 _first_call = threading.Lock()  # held while a work's future is made
 
-# The argument of `wait` that means the timeout of the operation's options or of the group, as in torch.
+# If `wait` gets this timeout, it uses the timeout of the operation's options or of the group, as in torch.
 _NO_TIMEOUT = timedelta(0)
 
 # At this interval a thread that waits checks whether its group was aborted.
