@@ -2,8 +2,8 @@
 
 The reducer relies on two facts about autograd. First, a hook on a parameter runs in the stream in which the parameter's
 gradient was made, usually the stream of the forward pass. (Two gradients of one bucket may have different streams.) Second,
-when a backward pass is over, autograd orders the current streams of the thread that called ``backward()`` after the streams of
-all gradients, and runs its final callbacks in those current streams.
+a thread has one current stream for each GPU. When a backward pass is over, autograd lets the current streams of the thread that
+called ``backward()`` wait for the streams of all gradients, and runs its final callbacks in these current streams.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -18,12 +18,13 @@ using base::microseconds;
 
 namespace {
 
-// A host sends about this many heartbeats in the shortest silence, or more. So one late heartbeat has no consequence.
+// The shortest silence (FailureDetector::Limits) is at least this many intervals between two heartbeats. So one late heartbeat has no
+// consequence.
 constexpr int kHeartbeatsInShortest = 5;
 // The longest interval between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};
 // Between two calls of tick() normally less time passes than the shortest silence divided by this number. If more time has
-// passed, this process did not run, or a call in its driver took too long.
+// passed, this process did not run, or the thread that calls tick() was in another call for too long.
 constexpr int kAwayDivisor = 2;
 }  // namespace
 
