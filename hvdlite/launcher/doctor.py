@@ -52,7 +52,7 @@ def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
 
 
 def render(finding: Finding) -> str:
-    """One line of the report, with the remedy below it."""
+    """The line of the report about a finding, and a second line with the remedy if there is one."""
     text = f"{_MARKS[finding.status]}  {finding.check:{_WIDTH}}  {finding.found}"
     return f"{text}\n{'':{_WIDTH + 8}}To do: {finding.remedy}" if finding.remedy else text
 
