@@ -206,7 +206,7 @@ class Inventory:
         if kinds != theirs[2]:
             raise MismatchError(
                 f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "
-                "objects with a state of their own stay what they are on each rank, so make the same ones on every rank"
+                "sync() replaces no objects that have a state of their own, so make the same ones on every rank"
             )
         with all_or_none(self.handlers):
             for handler in self.handlers:

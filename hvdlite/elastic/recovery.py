@@ -43,7 +43,7 @@ def why_not(loss: BaseException | None) -> str:
     if RAISED in str(loss):
         return "the program of that rank has raised an exception, which would come again on other ranks"
     if SILENT in str(loss):
-        return "a host that is silent may still be at work, and MPI goes on only without processes that have ended"
+        return "a host that is silent may still be at work, and MPI can do without a process only if the process has ended"
     if not launcher_spares_others():
         return (
             "this job's MPI does not go on without a process: start it with `hvdlite run --elastic`, or by Open MPI "

@@ -22,6 +22,7 @@ PASSED = (
     *("UCX_*", "FI_*", "OMPI_MCA_*", "MPICH_*", "I_MPI_*", "MV2_*"),
 )
 _NOT_PASSED = ("OMPI_MCA_plm_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*")  # mpirun sets these itself
+# An argument whose name has one of these parts binds ranks to cores.
 _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "rankmap", "distribution")
 
 

@@ -38,7 +38,7 @@ def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
     """Runs the checks of this host, and yields each finding as soon as it is known.
 
     Args:
-        smoke: also start a job of two ranks? The job is left out if no mpirun was found.
+        smoke: also start a job of two ranks? No job starts if no mpirun was found.
         frameworks: also import each framework?
     """
     left_out = (set() if smoke else {"job"}) | (set() if frameworks else {"frameworks"})

@@ -203,6 +203,7 @@ def last_output(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
 
 
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Failure|Exception)\b")  # starts the traceback's line with the exception
+# How an error of hvdlite names the rank that caused it.
 _BLAMED = re.compile(
     r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended without telling the other ranks|has left|failed)"
 )
