@@ -1,7 +1,8 @@
-"""Objects that a state keeps in place, because other objects refer to them and would not see a copy.
+"""Objects that an elastic state (`hvdlite.elastic.State`) keeps in place: other objects refer to them and would not see a copy.
 
-For example, a scheduler refers to its optimizer, and a list of schedulers to each scheduler. Such objects keep their identity,
-and references to them stay valid. Only their state is copied, restored and sent.
+For example, a scheduler refers to its optimizer, and a list of schedulers to each scheduler. An object that is kept in place
+stays the same object, so references to it stay valid. Only its contents, such as its ``state_dict()``, are copied, restored and
+sent.
 """
 
 import copy
@@ -15,14 +16,15 @@ from hvdlite.errors import MismatchError
 
 __all__ = ["Inventory", "StateHandler", "all_or_none", "has_state_dict", "has_variables", "is_variable"]
 
-# Types whose copies are the same object, or which refer to no other object.
+# Types whose objects are not searched, because a copy of such an object is the object itself, or it refers to no other object.
 _SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, str, bytes, int, float, complex, type(None))
 
 
 class StateHandler:
     """Keeps one kind of object in place. A subclass defines `save`, `restore` and `sync`; `save` is called first.
 
-    What is saved is an attribute of the handler. `save` and `sync` replace it, and do not change it in place.
+    The saved contents are an attribute of the handler. `save` and `sync` give this attribute a new value and do not change the
+    old value, to which `all_or_none` may return.
 
     Args:
         value: the object.
@@ -36,7 +38,7 @@ class StateHandler:
         self.value = value
 
     def set_value(self, value: Any) -> None:
-        """Replaces the object by another one, and saves that. Horovod's handlers have this method, too."""
+        """Replaces the object by another one, and saves the new one. Horovod's handlers have this method, too."""
         self.value = value
         self.save()
 
@@ -49,14 +51,14 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives the object the same state on all ranks, and saves it. Collective over all ranks."""
+        """Gives the object the same state on all ranks, and saves this state. Collective over all ranks."""
         raise NotImplementedError
 
 
 @contextmanager
 def all_or_none(handlers: Sequence[StateHandler]) -> Iterator[None]:
-    """A with statement in which handlers save. If it raises an exception, all have what they had saved before it: `restore`
-    must not mix states of two moments.
+    """A with statement in which handlers save. If an exception leaves it, every handler has again what it had saved before,
+    because `restore` must not mix states of two moments.
     """
     before = [dict(vars(handler)) for handler in handlers]
     try:
@@ -87,7 +89,9 @@ def has_variables(value: Any) -> bool:
 
 
 def _copies_itself(value: Any) -> bool:
-    """Does a Python class define its own copy? Such a copy may be the same object, or lack some references."""
+    """Does the object's class define in Python how the object is copied? Then a copy may be the object itself, or lack some
+    references, so the objects to which it refers are not searched.
+    """
     kind = type(value)
     return any(
         isinstance(getattr(kind, name, None), types.FunctionType) for name in ("__deepcopy__", "__reduce__", "__reduce_ex__")
@@ -104,7 +108,7 @@ class _Stand:
 
 
 class _Method:
-    """A placeholder for a bound method of such an object."""
+    """A placeholder for a bound method of an object that is kept in place. Its copy is the bound method of the real object."""
 
     def __init__(self, stand: _Stand, name: str) -> None:
         self._stand = stand
@@ -115,7 +119,7 @@ class _Method:
 
 
 class Inventory:
-    """Attributes, and the objects to which they refer and that are kept in place.
+    """The attributes of a state, and those objects behind them that are kept in place.
 
     Args:
         attributes: the attributes by name.
@@ -134,7 +138,9 @@ class Inventory:
         self._find(handler_of)
 
     def _find(self, handler_of: Callable[[Any], StateHandler | None]) -> None:
-        """Looks at all objects that a deep copy of the attributes would copy. Equal attributes give the same order."""
+        """Looks at all objects that a deep copy of the attributes would copy. If two ranks have equal attributes, they find the
+        objects in the same order.
+        """
         states = self._tree[1]
         pending: list[Any] = [self._tree[0]]
         seen = {id(self._tree[0]): self._tree[0]}  # holds the objects, so that no id is reused
@@ -200,7 +206,7 @@ class Inventory:
         if kinds != theirs[2]:
             raise MismatchError(
                 f"the elastic state of rank {rank} refers to {_listed(kinds)}, but that of rank 0 to {_listed(theirs[2])}: "
-                "objects with a state of their own stay what they are on each rank, so make the same ones on every rank"
+                "sync() replaces no objects that have a state of their own, so make the same ones on every rank"
             )
         with all_or_none(self.handlers):
             for handler in self.handlers:

@@ -1,4 +1,4 @@
-"""A planned leave: after SIGTERM, a rank of elastic training leaves when its step is applied.
+"""A planned leave: after SIGTERM, a rank of elastic training leaves at its next commit, in a ``Job`` after a training step.
 
 Schedulers send SIGTERM some time before they take a host away. The rank tells the others why it leaves, and they continue.
 """
@@ -18,7 +18,7 @@ _running: list["LeaveRequest"] = []  # the with statements that this process has
 
 
 class LeaveRequest:
-    """Notes SIGTERM inside a with statement, if the program has no handler. It works only in the main thread.
+    """A with statement that notes SIGTERM, if the program has no handler for it. Outside of the main thread it notes nothing.
 
     Attributes:
         asked: has this process received SIGTERM?
@@ -51,7 +51,7 @@ class LeaveRequest:
 
 
 def leave_if_asked(when: str) -> None:
-    """Ends this process by SIGTERM if it has received one in elastic training, and tells the other ranks.
+    """If this process has received SIGTERM in elastic training, tells the other ranks why it leaves, and ends by SIGTERM.
 
     Args:
         when: a text such as ``after step 7``.

@@ -1,11 +1,12 @@
 """Continues without lost ranks, and with spares: the ranks leave their job and enter a new one.
 
-Each job has an engine of its own. The old engine ends with the first cause of the failure, and is not used again. The living
-processes agree on their ranks (`hvdlite.pool`), and `hvdlite.init` makes a new engine on the ranks. If more ranks are lost
-meanwhile, this is done again.
+Each job has an engine of its own, and the engine of a failed job is not used again. The living processes agree on their new
+ranks (`hvdlite.pool`), and `hvdlite.init` makes a new engine on these ranks. If more ranks are lost meanwhile, the living
+processes do this again.
 
-All ranks end an elastic function together (`Call.end`). So if a rank is still in its function, the other ranks are in it too,
-or wait at its end, or all have ended it and some wait in the exit handler. All of them take part in the recovery.
+An elastic function is one that `hvdlite.elastic.run` calls, or ``batches()`` of a ``Job``. All ranks end it together, by the
+barrier in `Call.end`. So while a rank is still in an elastic function, every other rank is in this function too, or waits in
+`Call.end`, or has just come out of `Call.end` and may wait in the exit handler. All these ranks take part in the recovery.
 """
 
 import logging
@@ -33,7 +34,7 @@ class Passed(Exception):
 
 
 def why_not(loss: BaseException | None) -> str:
-    """The reason why the job cannot continue after this error; "" if it can."""
+    """The reason why the job cannot continue after the error `loss`; "" if the job can continue."""
     if not isinstance(loss, PeerLostError):
         return (
             "hvdlite continues without ranks that were lost, and with spares, but neither with other hosts nor without a rank "
@@ -42,7 +43,7 @@ def why_not(loss: BaseException | None) -> str:
     if RAISED in str(loss):
         return "the program of that rank has raised an exception, which would come again on other ranks"
     if SILENT in str(loss):
-        return "a host that is silent may still be at work, and MPI goes on only without processes that have ended"
+        return "a host that is silent may still be at work, and MPI can do without a process only if the process has ended"
     if not launcher_spares_others():
         return (
             "this job's MPI does not go on without a process: start it with `hvdlite run --elastic`, or by Open MPI "
@@ -62,9 +63,10 @@ class _RecoveryReport(NamedTuple):
     """The report of a process to the others when they regroup.
 
     Attributes:
-        passed: the number of elastic functions that all ranks have ended.
-        recoveries: `Runtime.recoveries`, which a former spare takes from the ranks.
-        point: the number of the process's newest point (`hvdlite.elastic.steps`); None: it was a spare and has no state yet.
+        passed: the number of elastic functions that, as the process knows, all ranks have ended.
+        recoveries: `Runtime.recoveries` of the process. A former spare takes over the number of the ranks.
+        point: the number of the process's newest point (`hvdlite.elastic.steps`); None: the process was a
+            spare and has no state yet.
     """
 
     passed: int
@@ -73,7 +75,7 @@ class _RecoveryReport(NamedTuple):
 
 
 def spare_has_news() -> bool:
-    """Is a spare that was called ready, or lost? On rank 0; elsewhere False. Sends nothing."""
+    """On rank 0: is a called spare (`hvdlite.pool.Role`) ready, or lost? On other ranks: False. Sends nothing."""
     return awaits_spare() and basics.rank() == 0 and _pool().has_news_of_spare()
 
 
@@ -96,7 +98,7 @@ class Call:
         joined: if this process was a spare, the result of `recover`: the points of all ranks.
 
     Raises:
-        Passed: the ranks whose job this process has joined have ended this function.
+        Passed: this process was a spare, and the ranks had ended this function before it joined their job.
         Whatever `recover` raises.
     """
 
@@ -116,25 +118,25 @@ class Call:
             RUNTIME.pool = ProcessPool(RUNTIME.communicator, RUNTIME.communicator.size)
 
     def end(self) -> None:
-        """Waits for the other ranks. When it returns, all ranks have called it."""
+        """Waits for the other ranks. When `end` returns, all ranks have called `end`."""
         barrier()
         self._pass()
 
     def recover(self, loss: PeerLostError, point: float | None = 0) -> list[float | None]:
-        """Leaves the failed job, and enters the job of the living ranks. Collective over these.
+        """Leaves the failed job, and enters a new job of the living ranks. Collective over the living ranks.
 
-        If fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, it waits for spares.
+        If fewer ranks remain than HVDLITE_ELASTIC_MIN_RANKS, it waits for spares.
 
         Args:
             loss: the error with which the job has failed.
-            point: the number of this rank's newest point, if it counts points; None: it has no state yet.
+            point: the number of this rank's newest point; 0 if the caller counts no points. None: this rank has no state yet.
 
         Returns:
             The `point` of each rank, by their new numbers.
 
         Raises:
             Passed: all ranks have ended this function.
-            UnsupportedError: fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS, and no spare comes.
+            UnsupportedError: fewer ranks remain than HVDLITE_ELASTIC_MIN_RANKS, and no spare comes.
             HvdliteError: the new job could not be made.
         """
         points = self._points_of(_enter_next(loss, point))
@@ -155,7 +157,7 @@ class Call:
         return awaits_spare() and bool(broadcast_object(spare_has_news(), name="hvdlite.elastic.spare"))
 
     def admit(self, point: float | None = 0) -> list[float | None]:
-        """Leaves the job, and enters one with the ready spares. Collective. Returns and raises as `recover`."""
+        """Leaves the job, and enters one that has the ready spares, too. Collective. Returns and raises as `recover`."""
         return self._points_of(_enter_next(None, point))
 
     def _wait_for_spare(self, until: float, loss: PeerLostError) -> None:
@@ -187,7 +189,7 @@ class Call:
 
 
 def _help_at_exit(loss: HvdliteError) -> bool:
-    """Runs in the exit handler: helps ranks that are still in their function. False: the job cannot continue."""
+    """Runs in the exit handler: makes a new job with ranks that are still in their function. False: the job cannot continue."""
     if not isinstance(loss, PeerLostError) or why_not(loss):
         return False
     try:
@@ -201,8 +203,9 @@ def _help_at_exit(loss: HvdliteError) -> bool:
 
 def _shrink(comm: Any) -> Any:
     # Open MPI 5.0 spoils messages of MPIX_Comm_shrink that a second thread receives: `era_cb_fn` in its file
-    # coll_ftagree_earlyreturning.c writes pointers over the received data. Then all processes crash, or wait for ever. The
-    # thread that sends heartbeats goes on, because other hosts rely on it. It calls MPI seldom and shortly.
+    # coll_ftagree_earlyreturning.c writes pointers over the received data. Then all processes crash, or wait for ever. So
+    # the engine does not call MPI meanwhile (`quiet`). Only the thread that sends heartbeats goes on, because other hosts rely
+    # on the heartbeats; this thread calls MPI seldom and shortly.
     with RUNTIME.quiet():
         return (shrink_at_exit if RUNTIME.exiting else shrink_in_thread)(comm, startup.patience_of(RUNTIME.config))
 
@@ -213,13 +216,13 @@ def _enter_next(loss: PeerLostError | None, point: float | None, reports: list[A
     Args:
         loss: the error of the failed job; None if only spares are added.
         point: this rank's `_RecoveryReport.point`.
-        reports: the ranks' reports, in a spare, which has already regrouped with them; otherwise None.
+        reports: in a former spare the ranks' reports, which it has got when it regrouped with the ranks; in a rank None.
 
     Returns:
         The reports of all ranks.
 
     Raises:
-        PeerLostError: `loss`, because no process has ended.
+        PeerLostError: `loss`, if no process has ended.
         HvdliteError: the new job could not be made.
     """
     from mpi4py import MPI

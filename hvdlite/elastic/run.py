@@ -26,27 +26,28 @@ LossIn = Callable[[Exception], HorovodInternalError | None]
 
 
 def run(func: Callable[..., Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
-    """Decorates a training function whose first argument is a `State`: the state is synchronised before it runs.
+    """Decorates a training function whose first argument is a `State`: the state is synchronised before the function runs.
 
     If ranks are lost (a signal or the kernel's out-of-memory killer ended them), the others restore their last commit, continue
-    in a new job, synchronise the state and call the function again. Spares replace lost ranks at a commit. A rank
-    that gets SIGTERM leaves at its next commit. All this needs Open MPI 5 or newer, started with ``hvdlite run
-    --elastic`` or Open MPI 5's ``mpirun`` with the options in docs/elastic.md. The function ends on all ranks together.
+    in a new job, synchronise the state and call the function again. Spares replace lost ranks at a commit. A rank that gets
+    SIGTERM leaves at its next commit. For all this the job must be started with ``hvdlite run --elastic`` (which needs Open MPI
+    5 or newer) or with Open MPI 5's ``mpirun`` and the options in docs/elastic.md. The function ends on all ranks together.
 
     Args:
         func: the training function.
-        loss_in: for frameworks that raise their own errors: finds hvdlite's error in one. If it finds none, the framework's
-            error is raised unchanged.
+        loss_in: for frameworks that raise their own errors: finds hvdlite's error behind such an error. If it finds none, the
+            framework's error is raised unchanged.
 
     Returns:
         A function with the same arguments. Collective over all ranks.
 
     Raises:
-        UnsupportedError: (when that function runs) the job cannot continue; the text says why. After a loss the state was
-            restored to this rank's last commit, and can be saved to a file.
-        InvalidArgumentError: (when that function runs) its first argument is no state.
-        MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things. Another run of the
-            function would not help. All other exceptions come from the training function.
+        UnsupportedError: (from the returned function) the job cannot continue; the text says why. After the loss of a rank, the
+            state was restored to this rank's last commit, and can be saved to a file.
+        InvalidArgumentError: (from the returned function) the first argument is no state.
+        MismatchError, OperationTimeoutError: (from the returned function) the ranks ask for different things. The training
+            function does not run again, because the error would occur again. All other exceptions come from the training
+            function.
     """
 
     @functools.wraps(func)
@@ -86,8 +87,9 @@ def _own_errors(loss_in: LossIn | None) -> Iterator[None]:
 def run_fn(func: Callable[..., Any], reset: Callable[[], Any], loss_in: LossIn | None = None) -> Callable[..., Any]:
     """`run` for callers that make the new job themselves.
 
-    The function is called again whenever it, `State.sync` or a reset callback ended with HorovodInternalError (the state is
-    then restored) or HostsUpdatedInterrupt (the state is kept, and not synchronised if it says so).
+    The training function is called again whenever an error ended the function itself, `State.sync` or a reset callback: after
+    HorovodInternalError the state is restored; after HostsUpdatedInterrupt the state is kept, and not synchronised if the
+    interrupt's ``skip_sync`` is true.
 
     Args:
         func: the training function; its first argument is a `State`.
@@ -99,8 +101,9 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any], loss_in: LossIn |
         A function with the same arguments. Collective over all ranks.
 
     Raises:
-        MismatchError, OperationTimeoutError: (when that function runs) the ranks ask for different things, which another run
-            would do as well. All other exceptions are those of the training function and of `reset`.
+        MismatchError, OperationTimeoutError: (from the returned function) the ranks ask for different things. The training
+            function does not run again, because the error would occur again. All other exceptions come from the training
+            function and from `reset`.
     """
 
     @functools.wraps(func)
@@ -134,7 +137,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], Any], loss_in: LossIn |
 
 
 def _cause() -> BaseException | None:
-    """The exception that makes the reset necessary, which is being handled."""
+    """The exception that is being handled, and makes the reset necessary."""
     return sys.exc_info()[1]
 
 

@@ -1,4 +1,4 @@
-"""The state of a training function, which can be restored to an earlier point and made equal on all ranks."""
+"""The state of a training function: a program can save and restore it, and make it equal on all ranks."""
 
 import queue
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ class HostUpdateResult(IntFlag):
 
 
 class State:
-    """The interface of a state. Subclasses define what it keeps, by `save`, `restore` and `sync`.
+    """The interface of a state. Subclasses define by `save`, `restore` and `sync` what the state keeps.
 
     Args:
         bcast_object: a function that gives all ranks an object of rank 0, such as `hvdlite.broadcast_object`.
@@ -40,7 +40,7 @@ class State:
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Adds functions without arguments, which `on_reset` calls, to change what depends on the number of ranks.
 
-        They must not call collectives: a spare that becomes a rank does not call them.
+        These functions must not call collectives, because a spare that becomes a rank does not call these functions.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -52,8 +52,8 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Records that the hosts have changed. Any thread may call it, on rank 0, which decides for all ranks in
-        `check_host_updates`.
+        """Records that the hosts have changed. Any thread may call this method. Only calls on rank 0 count, because rank 0
+        decides for all ranks in `check_host_updates`.
 
         Args:
             timestamp: a number that grows with each call.
@@ -64,7 +64,7 @@ class State:
     def commit(self) -> None:
         """Saves the state, then calls `check_host_updates`. Collective over all ranks.
 
-        A rank that SIGTERM has asked to leave an elastic training ends here.
+        A rank that has got SIGTERM in elastic training ends here, after it has saved the state.
 
         Raises:
             HostsUpdatedInterrupt: as for `check_host_updates`.
@@ -99,7 +99,7 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives all ranks the state of rank 0, and saves it. Collective over all ranks."""
+        """Gives all ranks the state of rank 0, and saves this state. Collective over all ranks."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -109,9 +109,9 @@ class State:
 class ObjectState(State):
     """Keeps Python objects, which are its attributes.
 
-    An object with ``state_dict()`` and ``load_state_dict()`` is kept in place, even if an attribute only refers to it: its
-    ``state_dict()`` is saved, restored and sent, and references to it stay valid. Everything else is copied
-    (``copy.deepcopy``) when it is saved and restored, and pickled by `sync`.
+    An object with ``state_dict()`` and ``load_state_dict()`` is kept in place, even if an attribute refers to it only
+    through other objects: its ``state_dict()`` is saved, restored and sent, and references to the object stay valid. Everything
+    else is copied (``copy.deepcopy``) by `save` and `restore`, and pickled by `sync`.
 
     Args:
         bcast_object: as for `State`.
@@ -139,7 +139,7 @@ class ObjectState(State):
         def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets an attribute. If the new value is an object that is kept in place, it is saved at once."""
+        """Sets an attribute. If the new value is an object that is kept in place, its state is saved at once."""
         super().__setattr__(name, value)
         if name in self._names and (has_state_dict(value) or self._handler_of(value) is not None):
             added = self._inventory([name])
@@ -164,7 +164,7 @@ class ObjectState(State):
 
         Raises:
             MismatchError: the names of this rank's attributes, or the kinds of objects that are kept in place, differ from
-                rank 0's. Ranks that do not differ from rank 0 go on, and learn of it when this rank ends.
+                rank 0's. Ranks that do not differ from rank 0 go on, and learn of the error when this rank ends.
             Whatever `bcast_object` raises.
 
         """
@@ -172,7 +172,7 @@ class ObjectState(State):
         ObjectState.save(self)
 
     def _handler_of(self, value: Any) -> StateHandler | None:
-        """For subclasses: the handler of an object that is kept in place without its ``state_dict()``; None for others."""
+        """For subclasses: the handler of an object, if not ``state_dict()`` is to keep it in place; otherwise None."""
         return None
 
     def _inventory(self, names: Iterable[str]) -> Inventory:

@@ -1,18 +1,23 @@
-"""The step protocol of elastic training: where ranks go on after a loss, what they copy, and which samples a rank gets.
+"""The training steps of elastic training: from which state the ranks go on after the loss of a rank, what they copy, and which
+samples a rank gets.
 
-A *point* is a state of the training at which all ranks can be equal after a loss. Points are numbered, and each rank keeps its
-newest one. What a point is depends on the optimizer:
+A *point* is a state of the training that all ranks can have after the loss of a rank. Points are numbered, and each rank keeps
+its newest one. What a point is depends on the optimizer:
 
-- Every rank has the whole state: each applied step is a point, the present state. Ranks apply steps one after the other. No
-  rank can apply a step to which some rank has not contributed its gradients.
-- The optimizer's state is sharded, and a lost rank's part of it is lost: each commit is a point, a copy of the whole state on
-  every rank. All ranks contribute to a commit, and no rank can apply another step before all have ended the commit.
+- If every rank has the whole state, the state after each applied training step is a point, with the number of the step. Ranks
+  apply the steps one after the other. No rank can apply a step to which some rank has not contributed its gradients.
+- If the optimizer's state is sharded, a lost rank's part of the state is lost. So each commit is a point: a copy of the whole
+  state on every rank. All ranks contribute to a commit, and no rank can apply another step before all have ended the commit.
 
-So when a rank is lost, the newest points of the others differ by one at most. All go on from the newest point that a living
-rank has; a rank without this point copies it. A spare that has become a rank has no point, and copies it as well. If a loss has
-interrupted a rank's step after the optimizer, the number of its point is half less, so it copies from a rank that has ended the
-step; if there is none, all copy from the same rank. This file has pure functions, without a framework or the engine. Tests
-simulate small jobs with deaths and leaves at any moment.
+So when a rank is lost, the newest points of the others differ by one at most. All ranks go on from the newest point that a
+living rank has; ranks without this point, such as a spare that has become a rank, copy it.
+
+The loss of a rank may interrupt another rank's step 8 after ``optimizer.step()``. Then the newest point of the interrupted rank
+has the number 7.5, so this rank copies point 8 from a rank that has ended step 8. If no rank has ended step 8, all ranks copy
+point 7.5 from the same rank.
+
+This file has pure functions, without a framework or the engine. Tests simulate small jobs in which ranks are lost and leave at
+any moment.
 """
 
 from collections.abc import Sequence
@@ -30,8 +35,8 @@ class CopyPlan:
 
     Attributes:
         point: the number of the point from which all ranks go on.
-        source: the rank whose point the others take.
-        receivers: the ranks that take that point.
+        source: the rank that sends its point to the receivers.
+        receivers: the ranks that copy this point.
     """
 
     point: float
@@ -43,11 +48,11 @@ def plan_copy(points: Sequence[float | None]) -> CopyPlan:
     """The plan, the same on all ranks.
 
     Args:
-        points: the number of each rank's newest point, half less if its step was interrupted; None for a rank that has no state
-            yet.
+        points: the number of each rank's newest point, such as 7.5 if the loss of another rank has interrupted step 8
+            after ``optimizer.step()``; None for a rank that has no state yet.
 
     Raises:
-        InternalError: ranks differ by more than one point, or none has a state.
+        InternalError: the newest points of two ranks differ by more than one, or no rank has a state.
 
     >>> plan_copy([7, 8, 7])
     CopyPlan(point=8, source=1, receivers=(0, 2))
@@ -69,10 +74,10 @@ def is_commit_due(position: int, last: int, every: Sequence[int], leaves: bool) 
     """Do the ranks commit after this step? The same on all ranks.
 
     Args:
-        position: the number of applied steps.
+        position: the number of applied training steps, this one included.
         last: the number of steps of the whole training.
-        every: the numbers of steps between two commits, for each purpose; 0: this purpose needs none.
-        leaves: does a rank leave after this step? With a commit before it, the others take back no step.
+        every: for each purpose of commits, the number of steps from one commit to the next; 0: this purpose needs none.
+        leaves: does a rank leave after this step? Then the ranks commit first, so that the others take back no step.
 
     >>> [is_commit_due(position, 8, (3, 0), False) for position in (6, 7, 8)], is_commit_due(7, 8, (3, 0), True)
     ([True, False, True], True)

@@ -1,4 +1,4 @@
-"""The checks of ``hvdlite doctor``. Each check reports findings: the state of a subject, whether it is good, and the remedy."""
+"""The checks of ``hvdlite doctor``. Each check reports findings: the state of a subject, whether it is good, and a remedy."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,7 @@ class Finding:
         status: ``ok``; ``warn``: the subject works, but could work better; ``fail``: a required part does not work;
             ``none``: the subject is missing and not required.
         found: the state of the subject.
-        remedy: how to improve it; empty if nothing is wrong.
+        remedy: how to improve the subject; empty if nothing is wrong.
     """
 
     check: str
@@ -50,7 +50,7 @@ class Finding:
 
 
 def judged(check: str, good: bool, found: str, remedy: str, otherwise: str = "warn") -> Finding:
-    """The finding ``ok``, or if the subject is not `good`, the finding `otherwise` with its remedy."""
+    """A finding with the status ``ok``; if the subject is not `good`, a finding with the status `otherwise` and the remedy."""
     return Finding(check, "ok", found) if good else Finding(check, otherwise, found, remedy)
 
 
@@ -199,10 +199,8 @@ def processors() -> Iterator[Finding]:
         quota, memory = cgroup_limits(Path("/proc/self/cgroup").read_text())
     except (OSError, ValueError):
         quota = memory = None
-    found += f"; the control group allows {quota:g}" if quota is not None else ""
-    remedy = (
-        "all ranks and their threads together get no more than that: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
-    )
+    found += f"; the control group allows the time of {quota:g} processors" if quota is not None else ""
+    remedy = "all ranks and their threads together get no more time: start fewer ranks, set OMP_NUM_THREADS, or raise the limit"
     yield judged("processors", quota is None or quota >= physical, found, remedy)
     if memory is not None:
         yield Finding("memory limit", "ok", f"the control group allows {memory // _MIB} MiB, shared memory included")
@@ -214,7 +212,7 @@ def limits() -> Iterator[Finding]:
         ("open files", resource.RLIMIT_NOFILE, 1024, "", "run `ulimit -n 65536` before the job"),
         (
             *("locked memory", resource.RLIMIT_MEMLOCK, 64 * _MIB, " bytes"),
-            "if the job uses InfiniBand or page-locked memory, run `ulimit -l unlimited` before it",
+            "if the job uses InfiniBand or page-locked memory, run `ulimit -l unlimited` before the job",
         ),
         ("processes", resource.RLIMIT_NPROC, 4096, "", "run `ulimit -u 65536` before the job"),
     )
@@ -286,7 +284,7 @@ def gpus() -> Iterator[Finding]:
     yield judged("NCCL", version, text, "pip install nvidia-nccl-cu12 (-cu13 for CUDA 13)")
 
 
-# Each framework, with the door for it.
+# Each framework, with its door; empty: it has no door of its own.
 _FRAMEWORKS = {
     "numpy": "hvdlite.ops",
     "torch": "hvdlite.torch",

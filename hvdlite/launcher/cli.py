@@ -55,7 +55,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         dest="min_np",
         type=plan.positive,
         metavar="N",
-        help="does the same as --elastic, and ends training with an error if fewer than N ranks are left",
+        help="does the same as --elastic, and ends training with an error if fewer than N ranks remain and no spare comes",
     )
     add(
         "--reset-limit",
@@ -67,7 +67,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--spares",
         type=plan.positive,
         metavar="N",
-        help="does the same as --elastic, and starts N more processes than -n names, which replace lost ranks",
+        help="does the same as --elastic, and starts N processes in addition to the ranks of -n, to replace lost ranks",
     )
     add(
         "-x",
@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     ranks = chosen.size - (arguments.spares or 0)
     if arguments.min_np is not None and arguments.min_np > ranks:
-        raise InvalidArgumentError(f"--min-np {arguments.min_np}: the job has {ranks} ranks, so it asks for more than all")
+        raise InvalidArgumentError(f"--min-np {arguments.min_np}: this is more than the {ranks} ranks that the job has")
     for line in [*warnings, *(chosen.notes if arguments.verbose or arguments.dry_run else ())]:
         print(f"hvdlite: {line}", file=sys.stderr)
     if arguments.dry_run or arguments.verbose:
@@ -172,7 +172,9 @@ def program_of(words: Sequence[str]) -> list[str]:
 
 
 def report(outcome: JobOutcome, output: RankOutput) -> None:
-    """Reports the end of a job that failed. The traceback of the rank that failed first comes last."""
+    """Prints which ranks were lost, and why the job has failed; nothing if neither has happened. The traceback of the rank that
+    failed first comes last.
+    """
     for lost in outcome.lost:
         output.say(
             f"hvdlite run: rank {lost.rank} (host {lost.host}, pid {lost.pid}) {lost.how}, and the others continued without it"
@@ -247,7 +249,7 @@ _ALONE = ("-h", "--help", "-v", "--version")  # the flags of hvdlite itself
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit status: 2 after an error that it prints, and as a shell counts after a signal."""
+    """Runs a command line and prints errors. Returns the subcommand's exit status, 2 after an error, 128 + n after signal n."""
     words = sys.argv[1:] if words is None else words
     parser = make_parser()
     if words and (words[0].endswith(("python", "python3", ".py")) or (words[0].startswith("-") and words[0] not in _ALONE)):

@@ -22,24 +22,26 @@ PASSED = (
     *("UCX_*", "FI_*", "OMPI_MCA_*", "MPICH_*", "I_MPI_*", "MV2_*"),
 )
 _NOT_PASSED = ("OMPI_MCA_plm_*", "OMPI_MCA_orte_*", "OMPI_MCA_ess_*")  # mpirun sets these itself
+# An argument whose name has one of these parts binds ranks to cores.
 _BINDING = ("bind", "map-by", "map_by", "rank-by", "cpu", "ppr", "membind", "rankmap", "distribution")
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes for a job. `hvdlite.launcher.plan.make` sets the first four.
+    """The user's wishes for a job. `hvdlite.launcher.plan.make` sets the first four attributes.
 
     Attributes:
         np: the number of ranks.
-        hosts: the hosts of the ranks; empty for this host, or for the hosts of the allocation.
-        allocated: the hosts of an allocation that the launcher knows by itself.
+        hosts: the hosts that the user has named; if empty, the ranks run on `allocated`, and if that is empty, on this host.
+        allocated: the hosts of the allocation (of Slurm or PBS) in which this process runs. mpirun and srun find these hosts by
+            themselves.
         root: is the user the superuser?
         oversubscribe: may there be more ranks than slots?
         ssh_port, ssh_identity_file: the port and the key with which ssh logs in to other hosts.
         interfaces: the network interfaces to use.
         tcp_streams: the number of TCP connections between two ranks on different hosts; None: MPI's own number.
         tcp_buffer_bytes: the bytes of the send buffer and of the receive buffer of each connection; None: the kernel's choice.
-        environ: the environment of the ranks; by default this process's, without variables that other launchers have set.
+        environ: the environment of the ranks; by default this process's environment without the variables of other launchers.
         names: names of variables to pass to the ranks, besides PASSED.
         variables: variables to add to the environment, with values.
         elastic: does the job continue when ranks are lost?
@@ -77,7 +79,7 @@ class LauncherCommand:
         variables: variables to add to the launcher's environment.
         remedy: what to check if the launcher ends before any rank has started; "" if there is no advice.
         forwards: does the launcher forward the signals that ask ranks on other hosts to end (`hvdlite.launcher.rank.ASKS`)?
-        elastic: does the launcher let the other ranks continue when a signal has ended one?
+        elastic: does the launcher let the other ranks continue when a signal has ended one rank?
     """
 
     words: tuple[str, ...]
@@ -130,7 +132,7 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
         words += ["--host", format_hosts(wishes.hosts)]
     if not names_binding(wishes.mpi_args):
         words += ["--bind-to", "none", "--map-by", "slot"]
-    # Without a list of hosts, Open MPI counts this host's cores as slots, and starts no more ranks by default.
+    # Without a list of hosts, Open MPI counts this host's cores as slots, and by default refuses more ranks than slots.
     words += ["--oversubscribe"] if wishes.oversubscribe or not (wishes.hosts or wishes.allocated) else []
     if wishes.remote:
         words += [
@@ -149,7 +151,7 @@ def _open_mpi(mpirun: Mpirun, wishes: Wishes) -> LauncherCommand:
     if wishes.elastic and not five:
         raise InvalidArgumentError(_NOT_ELASTIC.format(mpirun.title))
     if wishes.elastic:
-        # After a death, these collectives of Open MPI 5.0 return wrong data on other hosts.
+        # On several hosts, these four modules for collectives of Open MPI 5.0 return wrong data after the loss of a rank.
         words += ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt,hcoll,portals4"]
     if wishes.remote:
         for name in passed_names(wishes):
@@ -220,7 +222,7 @@ def srun_line(srun: str, plugin: str, wishes: Wishes, nodes: int, inside_step: b
         plugin: the value for ``--mpi``.
         wishes: the user's wishes.
         nodes: the number of nodes in the allocation.
-        inside_step: does the launcher itself run in a step? The new step then shares the resources of that one.
+        inside_step: does the launcher itself run in a step? Then the new step shares the resources of the launcher's step.
 
     Raises:
         InvalidArgumentError: srun cannot do what the user asks for.

@@ -38,7 +38,7 @@ def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
     """Runs the checks of this host, and yields each finding as soon as it is known.
 
     Args:
-        smoke: also start a job of two ranks? The job is left out if no mpirun was found.
+        smoke: also start a job of two ranks? No job starts if no mpirun was found.
         frameworks: also import each framework?
     """
     left_out = (set() if smoke else {"job"}) | (set() if frameworks else {"frameworks"})
@@ -52,7 +52,7 @@ def examine(smoke: bool = True, frameworks: bool = True) -> Iterator[Finding]:
 
 
 def render(finding: Finding) -> str:
-    """One line of the report, with the remedy below it."""
+    """The line of the report about a finding, and a second line with the remedy if there is one."""
     text = f"{_MARKS[finding.status]}  {finding.check:{_WIDTH}}  {finding.found}"
     return f"{text}\n{'':{_WIDTH + 8}}To do: {finding.remedy}" if finding.remedy else text
 

@@ -12,7 +12,8 @@ __all__ = ["STALL_SECONDS", "Answer", "JobFigures", "RankFigures", "figures_of_j
 # The answer of a rank (hvdlite/live_view.py). For a rank that did not answer in time, the key "silent" is true.
 Answer = Mapping[str, Any]
 
-# `hvdlite top` calls an older operation a stall. The log reports stalls much later (HVDLITE_STALL_CHECK_TIME_SECONDS).
+# `hvdlite top` calls an operation a stall if more seconds have passed since its submission. The log reports stalls much later
+# (HVDLITE_STALL_CHECK_TIME_SECONDS).
 STALL_SECONDS = 1.0
 
 
@@ -24,21 +25,21 @@ class RankFigures:
         rank: the rank's number.
         host: the host of the rank.
         pid: the process id of the rank.
-        state: ``answers``; ``silent``: it did not answer in time; ``ended``.
+        state: ``answers``; ``silent``: the rank did not answer in time; ``ended``: its process has left the job.
         seconds: the time between the answers, on the rank's clock.
         steps: the number of steps that ended.
         step_seconds: the mean time of a step; None if none ended.
-        computing, waiting, communicating: the shares of the time in which the program was not blocked, was blocked while no
-            data moved, and was blocked while data moved. None if the program takes results by callbacks, where hvdlite sees no
-            blocked thread, or if several threads were blocked at once for longer than the time.
-        blocked_on: for each rank, the share of the time in which this rank waited for that rank to ask for an operation;
-            at most 1. A wait counts when it ends, even if it began before the first answer.
-        bytes_per_second: `bus_bytes` divided by the time in which data moved; None if no data moved.
+        computing, waiting, communicating: the shares of `seconds` in which the program was not blocked, was blocked while no
+            data moved, and was blocked while data moved. None if the program takes results by callbacks, because hvdlite then
+            sees no blocked thread; None also if the blocked times of several threads add up to more than `seconds`.
+        blocked_on: the ranks for which this rank waited, each with the share of `seconds` in which this rank waited until that
+            rank asked for an operation; at most 1. A wait counts when it ends, even if it began before the first answer.
+        bytes_per_second: ``bus_bytes`` (docs/stats.md) divided by the time in which data moved; None if no data moved.
         memory_bytes: the memory of the process in RAM.
         oldest: the operation that has not ended for the longest time: ``operation``, ``seconds``, ``stage``; None if there is
             none.
-        where: the Python stack of the main thread at the latest answer, the innermost call last. Of the calls in libraries it
-            has only the innermost.
+        where: the Python stack of the main thread at the latest answer, the innermost call last. Calls in libraries are left
+            out, except the innermost call.
     """
 
     rank: int
@@ -67,12 +68,13 @@ class JobFigures:
         program: the script of the rank that answered first.
         hvdlite: the version of hvdlite on that rank.
         size: the number of ranks.
-        ranks: the ranks that were asked, in order.
+        ranks: the figures of each rank that was asked in this look or an earlier one, in the order of the ranks.
         not_asked: for each host that was not asked, the number of its ranks.
         waited_for: the rank for which the others waited longest; None if they waited for none.
-        waited_for_share: the mean of the other ranks' `blocked_on` for that rank, over the ranks that answered.
+        waited_for_share: the mean of `blocked_on` for the rank `waited_for`, over the other ranks that answered.
         last_stall: the latest operation that was older than a second in a look at this job: ``rank``, ``operation``,
-            ``seconds`` and ``stage`` at that look, and ``looks_ago``. None if no look has seen one.
+            ``seconds`` and ``stage`` at that look, and ``looks_ago``, the number of later looks. None: no look has
+            seen such an operation.
     """
 
     job: str
@@ -125,7 +127,8 @@ def _shares(stats: Mapping[str, Any], earlier: Mapping[str, Any], seconds: float
         return {}  # operations have ended, and no thread was ever blocked: callbacks take the results
     exposed = (stats["exposed_seconds"] - earlier["exposed_seconds"]) / seconds
     moving = min(exposed, (stats["exposed_moving_seconds"] - earlier["exposed_moving_seconds"]) / seconds)
-    # A wait is counted when it, or a slice of a tenth of a second, ends: it may have begun before the first answer.
+    # A wait is counted in slices of a tenth of a second, each when it ends. A slice may have begun before the first answer, so
+    # `exposed` may be a little larger than 1.
     if exposed > 1 + 0.2 / seconds:
         return {}
     scale = 1 / exposed if exposed > 1 else 1.0
@@ -138,7 +141,7 @@ def figures_of_job(
     """The figures of a job between two looks.
 
     Args:
-        before: the latest answer of each rank in an earlier look; there is at least one.
+        before: each rank's latest answer in earlier looks; at least one rank has one.
         after: the answers of this look.
         last_stall: `JobFigures.last_stall` of the previous look.
     """

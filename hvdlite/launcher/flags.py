@@ -1,7 +1,8 @@
 """The flags of ``hvdlite run`` that set knobs: one for each row of the table in `hvdlite.knobs`, and the flags of horovodrun.
 
 A flag of horovodrun stands for one of Horovod's variables, and sets the knob that reads this variable. A flag whose variable no
-knob reads has no effect; if it turns a feature on, a warning says why. A flag for a feature that hvdlite lacks is refused.
+knob reads has no effect; if such a flag turns a feature on, a warning says why it has no effect. The flags in `REFUSED`, for
+features that hvdlite lacks, end the command with an error.
 """
 
 import argparse
@@ -103,7 +104,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "knobs", "each flag sets its variable HVDLITE_... on all ranks; docs/knobs.md describes the variables"
     )
-    # A flag that has no value in horovodrun has no value in hvdlite run.
+    # If horovodrun has a flag without a value under a knob's name (--autotune), hvdlite run has the same flag, and none with a
+    # value for this knob.
     switches = {name for flag in HOROVODRUN if flag.value is not None for name in flag.names}
     taken = {name: knob for knob in KNOBS if (name := f"--{knob.name.replace('_', '-')}") not in switches}
     for name, knob in taken.items():
@@ -177,7 +179,9 @@ def _own_spelling(knob: Knob, flag: CommandFlag, given: str) -> str:
 
 
 def _check(variables: dict[str, str]) -> None:
-    """Raises for values that init() would refuse on every rank, and turns Horovod's names of choices into hvdlite's."""
+    """Raises InvalidArgumentError for a value that init() would refuse on every rank. Replaces Horovod's names of choices in
+    `variables` by hvdlite's.
+    """
     for knob in KNOBS:
         text = variables.get(knob.variable)
         if text is None:

@@ -1,5 +1,5 @@
-"""Private temporary folders. A folder is deleted at the end of its block, or, if its process is killed, when another process
-makes a folder of the same kind.
+"""Private temporary folders. A folder is deleted at the end of its with statement. If the process that made the folder is
+killed before that, a later process that makes a folder of the same kind deletes the folder.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
 
     Args:
         kind: the purpose of the folder; a part of its name.
-        place: the parent folder. By default it is the system's folder for temporary files, and folders of the same kind that
-            killed processes have left there are deleted.
+        place: the parent folder; by default the system's folder for temporary files. There, this function first deletes the
+            folders of the same kind whose processes were killed.
     """
     prefix = f"hvdlite-{kind}-"
     if place is None:
@@ -40,7 +40,8 @@ def private_folder(kind: str, place: str | None = None) -> Iterator[str]:
 
 def _sweep(place: Path, prefix: str) -> None:
     for folder in place.glob(f"{prefix}*"):
-        # A folder without the owner file is being made now, or lies on a file system without locks.
+        # A folder in use stays, because its owner file is locked. A folder without an owner file stays, too: it is being made
+        # now, or lies on a file system without locks.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
                 continue

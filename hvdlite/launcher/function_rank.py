@@ -18,7 +18,7 @@ CALL = "call.pkl"
 
 
 def pickler() -> tuple[Callable[[Any], bytes], bool]:
-    """The function that pickles, and whether it pickles functions by value. It is cloudpickle's if cloudpickle is installed."""
+    """The function that pickles (cloudpickle's, if this package is installed), and whether it pickles functions by value."""
     try:
         import cloudpickle
     except ImportError:
@@ -39,8 +39,8 @@ def load_outcome(folder: str, rank: int) -> tuple[str | None, Any]:
 
 
 def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
-    """Writes an outcome under a temporary name and renames it, so that no process reads a part of it. Only this user can read
-    it.
+    """Writes an outcome to a file, which only this user can read. The file gets its name when the outcome is complete, so that
+    no process reads a part of it.
     """
     own = os.path.join(folder, f"outcome.{rank}.tmp")
     descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -52,8 +52,8 @@ def _store(folder: str, rank: int, text: str | None, data: bytes) -> None:
 def _as_it_arrives(error: BaseException) -> bytes:
     """The pickled exception; a pickled None if the exception cannot be pickled and unpickled.
 
-    An exception is unpickled by a call of its class with the arguments of `BaseException`. If the class's ``__init__`` takes
-    other arguments, the exception is unpickled without a call of ``__init__``.
+    Python unpickles an exception by a call of its class with the exception's ``args``. If the class's ``__init__`` takes other
+    arguments, the exception is pickled in such a way that unpickling it does not call ``__init__``.
     """
     for each in (error, _WithoutInit(error)):
         with contextlib.suppress(Exception):
@@ -82,9 +82,9 @@ def make_exception(kind: type[BaseException], args: tuple[Any, ...], attributes:
 
 
 def main(folder: str) -> None:
-    """Reads the call from the folder, makes it, and stores its outcome.
+    """Reads the function and its arguments from the folder, calls the function, and stores the outcome.
 
-    An exception is raised again, so that Python prints it and hvdlite tells the other ranks.
+    An exception of the function is raised again, so that Python prints the exception and hvdlite tells the other ranks.
 
     Args:
         folder: the path of the private folder.

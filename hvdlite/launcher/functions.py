@@ -32,7 +32,7 @@ _START = (
 
 
 class RankTraceback(Exception):
-    """The traceback on the rank that raised an exception. In the caller it is the ``__cause__`` of this exception."""
+    """The traceback of an exception that a rank has raised. It is the ``__cause__`` of the exception that `run` raises."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -83,7 +83,7 @@ def run(
         verbose: print the launcher, the reason to choose it, and its command line?
         folder: the parent of the private folder for the function and the results. With several hosts it must be on a file
             system that all hosts share.
-        executable: the Python that ranks run; by default this one.
+        executable: the path of the Python that ranks run; by default the Python of this process.
         preload: modules that ranks import before they read the function.
 
     Returns:
@@ -124,8 +124,8 @@ def run(
         command = [executable or sys.executable, "-c", _START, private, root]
         output = RankOutput(chosen.size, tag_output, folder=output_filename)
         job = LaunchedJob(chosen, command, output, start_timeout)
-        # Ctrl-C raises KeyboardInterrupt, and the caller may continue. A signal that ends a process by default ends first the
-        # job, and then this process.
+        # Ctrl-C raises KeyboardInterrupt, and the caller may continue. SIGTERM or SIGHUP, if the program has no handler for it,
+        # ends first the job, and then this process.
         ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
         with told_to_end(job, ends) as received:
             outcome = job.run()
@@ -169,7 +169,8 @@ def _packed(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             f"run({name}): {kind} can be sent to the ranks only with the package cloudpickle: pip install cloudpickle, or put "
             "the function at the top of a module that ranks can import"
         )
-    # The call is pickled within the list, because ranks can unpickle it only after they have imported the modules in the list.
+    # The call is pickled by itself, and its bytes are pickled again with the rest, because ranks can unpickle the call only
+    # after they have imported the modules in `preload`.
     try:
         return pickle.dumps((list(sys.path), list(preload), dumps((fn, args, kwargs))))
     except Exception as error:

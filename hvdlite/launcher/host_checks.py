@@ -16,13 +16,13 @@ from hvdlite.launcher.hosts import parse_hosts
 __all__ = ["compare", "examine_hosts", "judge"]
 
 _FACTS_SECONDS, _MEASURE_SECONDS = 60.0, 180.0
-# seconds: if two clocks differ by more, log lines of the hosts are hard to compare.
+# In seconds. If the clocks of two hosts differ by more, the hosts' log lines are hard to compare.
 _CLOCK = 0.1
 # The part of an interface's speed that a message should reach.
 _PART_OF_SPEED = 0.5
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
-# The facts that should be equal on all hosts: the subject, the fact, the status if it differs, and the remedy.
+# The facts that should be equal on all hosts: the subject, the fact, the status if the hosts differ, and the remedy.
 _EQUAL = (
     ("hvdlite", "hvdlite", "fail", "install one version on all hosts: init() refuses different versions"),
     ("MPI", "mpi", "fail", "install one MPI in one version on all hosts, and let mpi4py load it"),
@@ -76,7 +76,7 @@ def examine_hosts(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _run(arguments: argparse.Namespace, program: str, seconds: float) -> dict[int, dict[str, Any]]:
-    """Runs a program on each host; returns the JSON that it has printed, for each host's place in the list."""
+    """Runs a program on each host; returns what the program has printed there as JSON, by the host's place in the list."""
     found: dict[int, dict[str, Any]] = {}
 
     def take(place: int, line: str) -> bool:
@@ -178,7 +178,7 @@ def _clock(first: str, other: str, pair: Mapping[str, Any]) -> Finding:
     ahead = pair["offset"]
     how = "ahead of" if ahead > 0 else "behind"
     found = f"the clock of {other} is {_time(abs(ahead))} {how} that of {first} (± {_time(pair['error'])})"
-    remedy = "let chrony or another client of NTP set the clocks; hvdlite works without it, but logs are hard to compare"
+    remedy = "let chrony or another client of NTP set the clocks; hvdlite works with wrong clocks, but logs are hard to compare"
     return judged("clocks", abs(ahead) <= _CLOCK, found, remedy)
 
 

@@ -5,7 +5,7 @@ The programs are texts, like those in `hvdlite.launcher.probes`, because the lau
 
 __all__ = ["FACTS", "MEASURE"]
 
-# Prints the facts about a host. It loads MPI but does not initialise it, so it works on hosts on which no job can start.
+# Prints the facts about a host. The program loads MPI but does not initialise MPI, so it works even where no job can start.
 FACTS = """
 import fcntl, importlib.metadata, json, os, platform, socket, struct
 from pathlib import Path
@@ -64,7 +64,7 @@ world = MPI.COMM_WORLD
 ROUNDS, LARGEST = 200, 256 << 20
 
 def round_trips(other):
-    "Half of the median round trip of 8 bytes, by how much the other host's clock is ahead, and the error of that (seconds)."
+    "In seconds: half of the median round trip of 8 bytes, how far the other host's clock is ahead, and this figure's error."
     ping, pong = np.zeros(1), np.zeros(1)
     trips, offsets = [], []
     for _ in range(ROUNDS + 20):
@@ -83,7 +83,7 @@ def round_trips(other):
     return statistics.median(trips[20:] or [0]) / 2, offset, trip / 2
 
 def one_way(sender, receiver, data):
-    "The seconds that a message takes, with an answer after its arrival."
+    "The seconds that a message and the answer to it take together."
     ack = np.zeros(1, np.uint8)
     began = time.perf_counter()
     if world.rank == sender:

@@ -43,7 +43,7 @@ class JobOutcome:
     Attributes:
         status: the exit status for this process: the status of the rank that failed first, or mpirun's.
         failure: the rank that failed first, if any.
-        words: the last lines of output of that rank.
+        words: that rank's last lines of output.
         interrupted: was the job told to end?
         problem: any other error; empty if there was none.
         lost: the ranks that a signal ended, if the job continued without them and succeeded.
@@ -59,7 +59,15 @@ class JobOutcome:
 
 @dataclass
 class _RankConnection:
-    """The connection of one rank."""
+    """The connection to the process that runs beside one rank of this host (`hvdlite.launcher.rank`).
+
+    Attributes:
+        connection: the socket.
+        pidfd: a file descriptor that stands for that process; None if the kernel offers none.
+        data: the bytes that have arrived of a message that is not complete yet.
+        rank: the rank's number; None before the process has sent it.
+        streams: cut the program's stdout (``o``) and stderr (``e``) into lines.
+    """
 
     connection: socket.socket
     pidfd: int | None = None
@@ -100,7 +108,10 @@ class LaunchedJob:
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
-        """Asks the programs to end, by SIGINT or SIGTERM. Signal handlers may call it. A second call kills the job."""
+        """Asks the programs to end: by SIGINT if `number` is SIGINT, otherwise by SIGTERM. A second call kills the job.
+
+        Signal handlers may call this method.
+        """
         self._asked_to_end.append(number)
 
     def run(self) -> JobOutcome:
@@ -164,7 +175,7 @@ class LaunchedJob:
         return process
 
     def _shall_launch_again(self) -> bool:
-        """Has mpirun failed before it started any rank, for a reason that may be temporary? Prints a line if it has."""
+        """Has mpirun failed before it started any rank, for a reason that may be temporary? If so, prints a line."""
         again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
         self._not_launched = False
         if again:
@@ -172,7 +183,11 @@ class LaunchedJob:
         return again
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Handles messages and output until mpirun has ended and all output of ranks has arrived."""
+        """Handles messages and output until mpirun has ended and all output of ranks has arrived.
+
+        After a request to end, this method also returns when all programs have ended, when their time is over, or when a second
+        request comes.
+        """
         began = time.monotonic()
         asked = ended = 0.0
         while True:
@@ -194,7 +209,7 @@ class LaunchedJob:
                 return
 
     def _ask_programs(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Sends every rank's program the signal. Returns false if some ranks have not started or cannot be reached."""
+        """Asks all programs to end. Returns false, and asks none, if some ranks have not started or cannot be reached."""
         some_elsewhere = len([peer for peer in self._peers if peer.rank is not None]) < self._size
         if len(self._started) < self._size or (some_elsewhere and not self._line.forwards):
             return False
@@ -285,7 +300,8 @@ class LaunchedJob:
         if kind == "h":
             self._started[number] = (said["host"], said["pid"])
             if len(self._started) == self._size:
-                # No rank will connect any more. Without the folder, no socket file is left if this process is killed.
+                # No rank will connect any more, so the socket's folder is deleted now. Then no file remains if this process is
+                # killed.
                 shutil.rmtree(self._folder, ignore_errors=True)
         else:
             host, pid = self._started.get(number, ("?", 0))
@@ -312,7 +328,7 @@ class LaunchedJob:
                 os.close(peer.pidfd)
 
     def _await_end(self, pidfd: int) -> None:
-        """Waits until the process beside a rank has ended its program and itself, and kills it if it takes too long."""
+        """Waits until the process beside a rank has ended its program and itself; kills that process if it takes too long."""
         with selectors.DefaultSelector() as selector, contextlib.suppress(ProcessLookupError):
             selector.register(pidfd, selectors.EVENT_READ)
             if not selector.select(_REST_SECONDS):
@@ -348,9 +364,11 @@ class LaunchedJob:
 def told_to_end(
     job: LaunchedJob, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ) -> Iterator[list[int]]:
-    """Asks the job to end when this process gets one of the signals `numbers`. Yields the list of received signals.
+    """A with statement in which one of the signals `numbers` to this process asks the job to end. Yields the list of received
+    signals.
 
-    Signals that are ignored stay ignored (nohup and a shell's ``&`` ignore some). Only the main thread handles signals.
+    Signals that are ignored stay ignored (nohup and a shell's ``&`` ignore some). In other threads than the main thread it does
+    nothing, because Python handles signals only in the main thread.
     """
     received: list[int] = []
 

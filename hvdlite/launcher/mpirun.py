@@ -24,7 +24,7 @@ class Loaded:
 
     Attributes:
         family: ``openmpi`` or ``mpich``; ``mpich`` also stands for MPIs that are made from it.
-        version: the name and the version number.
+        version: the name and the version number of the MPI.
         module: the file of mpi4py's module ``MPI``.
         libraries: the files of the MPI library.
     """
@@ -128,7 +128,7 @@ def _candidates(loaded: Loaded) -> Iterator[tuple[str, str]]:
 
 
 def choose(loaded: Loaded, programs: Sequence[Mpirun]) -> Mpirun:
-    """The first program that fits the loaded MPI. A program with the MPI's version number is preferred.
+    """The first program that fits the loaded MPI. A program of the MPI's own version (the first two numbers) is preferred.
 
     Raises:
         SystemFailure: no program fits. The error names the loaded MPI, and each program with its MPI.
@@ -158,7 +158,7 @@ def find(path: str = "") -> Mpirun:
         path: the path of the mpirun to use; if empty, the mpirun of the MPI that mpi4py loads is searched for.
 
     Raises:
-        SystemFailure: `path` is not an mpirun, MPI cannot be loaded, or no mpirun fits it.
+        SystemFailure: `path` is not an mpirun, mpi4py cannot load an MPI, or no mpirun fits the loaded MPI.
     """
     if path:
         resolved = shutil.which(path)

@@ -41,8 +41,8 @@ def run_on_hosts(
     Args:
         arguments: the parsed arguments, with ``hosts`` and the flags of `add_flags`.
         command: the command line of the program, the same on all hosts.
-        take: a function that is called with the place of the host in the list and each line that the program prints there.
-            If it returns false, the programs are ended.
+        take: a function that is called for each line that a program prints to stdout, with the host's place in the list and
+            the line. If the function returns false, all programs are ended.
         seconds: the time after which the programs are ended; None for no limit.
 
     Raises:

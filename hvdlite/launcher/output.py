@@ -14,8 +14,8 @@ from hvdlite.launcher.rank import MARK
 
 __all__ = ["LauncherStream", "RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
 
-_TAIL_LINES = 400
-_LAST_LINES = 30
+_TAIL_LINES = 400  # kept of each stream of a rank
+_LAST_LINES = 30  # shown of a rank that failed without a traceback
 _STREAMS = {"o": "stdout", "e": "stderr"}
 _ENDINGS = {"n": "\n", "r": "\r", "u": ""}
 _MARKED = re.compile(rf"{MARK}([hoex])([nru])(\d+){MARK}(.*)\Z", re.DOTALL)
@@ -33,7 +33,7 @@ class LauncherStream:
         return [line.decode(errors="replace") + "\n" for line in lines]
 
     def finish(self) -> list[str]:
-        """The text after the last newline, at the end of the stream, with a newline; a list of one line or none."""
+        """Call it at the end of the stream. Returns the text after the last newline, with a newline; [] if there is none."""
         rest, self._rest = self._rest, b""
         return [rest.decode(errors="replace") + "\n"] if rest else []
 
@@ -82,7 +82,7 @@ def parse_marked(line: str) -> tuple[str, str, int, str] | None:
 
 
 class RankOutput:
-    """Prints the ranks' lines and keeps the last ones. If a file cannot be written any more, it says so once on stderr.
+    """Prints the ranks' lines and keeps the last ones. If a file cannot be written any more, one line on stderr says so.
 
     Args:
         size: the number of ranks.
@@ -187,7 +187,9 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def last_output(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
-    """A rank's last traceback with its causes and all later lines; without a traceback, its last lines."""
+    """A rank's last traceback with its causes and all later lines; without a traceback, the last lines of stderr, or of
+    stdout if stderr is empty.
+    """
     start = next((place for place in reversed(range(len(stderr))) if stderr[place].startswith(_TRACEBACK)), None)
     if start is None:
         lines = [line for line in stderr if line.strip()] or [line for line in stdout if line.strip()]
@@ -201,6 +203,7 @@ def last_output(stderr: Sequence[str], stdout: Sequence[str]) -> list[str]:
 
 
 _EXCEPTION = re.compile(r"[\w.]*(?:Error|Failure|Exception)\b")  # starts the traceback's line with the exception
+# How an error of hvdlite names the rank that caused it.
 _BLAMED = re.compile(
     r"\brank (\d+) \(host ([^,()]*), pid (\d+)\) (raised|ended without telling the other ranks|has left|failed)"
 )
@@ -211,9 +214,10 @@ def first_failure(
 ) -> RankExit | None:
     """The rank whose failure made the others fail; None if no rank has failed.
 
-    A rank that reports another rank's failure may end before that rank. So this function follows such reports to the rank that
-    failed first. That rank may have been told to end while it was still reporting its exception to the others; its exit code
-    is then taken as 1, as for any Python program that raises. All other ranks that were told to end are considered last.
+    A rank whose error names another rank as the cause may end before the named rank. So this function follows the names from
+    error to error, to the rank that failed first. This rank may have been told to end while it was still reporting its
+    exception to the others; then its exit code is taken as 1, as for any Python program that raises. Other ranks that were told
+    to end are considered last.
 
     Args:
         endings: the ends of the ranks, in the order in which they were reported. Ranks that were killed may be missing.
@@ -234,7 +238,7 @@ def first_failure(
 def _blamed(
     accuser: int, failed: Sequence[RankExit], started: Mapping[int, tuple[str, int]], tail: Sequence[str]
 ) -> RankExit | None:
-    """The rank that `accuser` names in its traceback as the cause of its failure; None if it names no failed rank."""
+    """The rank that `accuser` names in its traceback as the cause of its failure; None if it names no failed rank there."""
     for line in last_output(tail, ()):
         if not _EXCEPTION.match(line):  # other lines of the log may also name ranks, but not as the cause
             continue

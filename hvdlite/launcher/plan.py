@@ -66,7 +66,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def add_job_flags(parser: argparse._ActionsContainer) -> None:
-    """Adds the flags that every command has that starts the ranks of a job: how many, where and how."""
+    """Adds the flags of all commands that start the ranks of a job. They say how many ranks start, where and how."""
     add = parser.add_argument
     add(
         "-n",
@@ -91,7 +91,7 @@ def add_job_flags(parser: argparse._ActionsContainer) -> None:
         "--bind",
         choices=("auto", "none"),
         default="auto",
-        help="auto divides the cores of each host among its ranks if every rank gets two",
+        help="auto divides the cores of each host among its ranks if every rank gets at least two",
     )
     add("--oversubscribe", action="store_true", help="allows more ranks than the hosts have slots")
     add(
@@ -170,7 +170,7 @@ def words_of(flag: str, text: str) -> tuple[str, ...]:
 
 
 def refuse_nested(what: str) -> None:
-    """Raises InvalidArgumentError in a process that is itself a rank of a job."""
+    """Raises InvalidArgumentError in a process that is itself a rank of a job, unless srun has started it."""
     claim = launcher_claim()
     if claim is not None and claim.size > 1 and not claim.variable.startswith("SLURM"):
         raise InvalidArgumentError(
@@ -244,7 +244,7 @@ def _default_size(named: Sequence[Host], allocated: Sequence[Host], allocation: 
 
 
 def _by_srun(wishes: Wishes, allocation: Allocation | None, required: bool, notes: list[str]) -> LauncherCommand | None:
-    """The command line for srun. If srun cannot start this MPI, adds a note and returns None, or raises if it is required."""
+    """The command line for srun. If srun cannot start this MPI: raises if `required`, else adds a note and returns None."""
     if allocation is None:
         raise InvalidArgumentError(
             "--launcher srun: this process is in no allocation of Slurm (SLURM_JOB_ID is not set); use salloc or sbatch"

@@ -48,7 +48,7 @@ from hvdlite import _engine
 say(shims=shims, engine=_engine.__file__)
 """
 
-# Prints the driver's report first, and then the report with hvdlite's part.
+# Prints the driver's report first, and then a second report that also has hvdlite's part, because hvdlite may fail.
 CUDA = """
 import ctypes
 found = dict(driver="", devices=[], problem="")
@@ -95,7 +95,7 @@ hvdlite.shutdown()
 
 
 def probe(program: str, arguments: Sequence[str] = (), seconds: float = 60.0) -> tuple[dict[str, Any], str]:
-    """Runs a program of this module; returns the last result that it prints, and its problem.
+    """Runs a program of this module; returns the last result that the program prints, and the program's problem.
 
     Args:
         program: the text of the program.
@@ -103,8 +103,8 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 60.0) ->
         seconds: the time after which the program is killed.
 
     Returns:
-        The result, empty if the program has printed none; and in words how the program raised, crashed or took too long, empty
-        if it did not.
+        The last result, empty if the program has printed none; and the problem in words (the program raised, crashed or took
+        too long), empty if there was none.
     """
     command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
     try:

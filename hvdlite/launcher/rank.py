@@ -1,14 +1,14 @@
-"""Runs beside each rank: starts its program, sends the program's output to the launcher, and reports its end.
+"""Runs beside each rank: starts the rank's program, sends the program's output to the launcher, and reports the program's end.
 
 mpirun starts this file by its path, in an isolated Python (``python -I -S rank.py SOCKET bind|none GRACE command...``), so the
 file imports only the standard library. On the launcher's host, this process sends output and messages through the launcher's
 socket. If the launcher ends, the socket is closed. On other hosts this process prints each line with a mark, and mpirun passes
 the line on.
 
-When the launcher is told to end, it asks this process to end the program: on its own host by a signal's number on the socket,
-on other hosts by a signal that mpirun forwards (`ASKS`). This process sends the program the signal, and kills it after GRACE
-seconds. Even if the program has ended, this process then runs until the launcher closes the socket or mpirun ends it: if it
-ended earlier, mpirun would end other ranks that still save their state.
+When the launcher is told to end, it asks this process to end the program: on the launcher's host by a signal's number on the
+socket, on other hosts by a signal that mpirun forwards (`ASKS`). This process sends the program the signal, and kills the
+program after GRACE seconds. After that request this process runs on, even if the program has ended, until the launcher closes
+the socket or mpirun ends this process. If this process ended earlier, mpirun would end other ranks that still save their state.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ __all__ = ["ASKS", "HEADER", "MARK", "Segments", "at_parent_end", "core_share", 
 
 # The header of a message on the socket: its kind (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
 HEADER = struct.Struct("!cI")
-# For each signal that asks the program to end, the signal that Open MPI's mpirun forwards in its place. The program gets the
-# forwarded signal as well, and ignores it unless it has a handler.
+# For each signal that asks the program to end, the signal that Open MPI's mpirun forwards instead. The program gets the
+# forwarded signal as well, and ignores that signal unless the program has a handler.
 ASKS = {signal.SIGINT: signal.SIGWINCH, signal.SIGTERM: signal.SIGURG}
 MARK = "\x1e"  # a line that goes through mpirun has the form: MARK kind ending rank MARK text
 _ENDINGS = {"\n": "n", "\r": "r", "": "u"}
@@ -71,7 +71,7 @@ class Segments:
         return found
 
     def finish(self) -> list[tuple[str, str]]:
-        """The text after the last complete line, at the end of the stream; a list of one line or none."""
+        """Call it at the end of the stream. Returns the text after the last complete line; [] if there is none."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [(rest.decode(errors="replace"), "\n")] if rest else []
 
@@ -96,7 +96,7 @@ def local_place(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def cores(allowed: Sequence[int], folder: str = "/sys/devices/system") -> list[list[int]]:
-    """The physical cores, each as the list of its processors. Cores of one socket and NUMA node are beside each other.
+    """The physical cores, each as the list of its processors. In the list, cores of one socket and NUMA node are neighbours.
 
     Args:
         allowed: the processors that this process may use.
@@ -127,8 +127,8 @@ def _numbers(file: Path) -> list[int]:
 def core_share(available: Sequence[Sequence[int]], local_rank: int, local_size: int) -> set[int]:
     """The processors of one rank, if each rank of the host gets the same number of cores.
 
-    The set is empty if a rank would get less than two cores: on one core, the rank would have to share it with its helper
-    threads.
+    The set is empty if a rank would get less than two cores, because then its program and its helper threads would share one
+    core.
 
     Args:
         available: the host's cores, each as the list of its processors.
@@ -142,7 +142,7 @@ def core_share(available: Sequence[Sequence[int]], local_rank: int, local_size: 
 
 
 def _take_place(environ: dict[str, str], bind: bool) -> None:
-    """Binds this process, and so its children, to its share of the cores. Without binding, limits the threads of OpenMP."""
+    """Binds this process, and so its children, to its share of the cores. If it is not bound, limits the threads of OpenMP."""
     local_rank, local_size = local_place(environ)
     if not local_size:
         return
@@ -203,7 +203,7 @@ class _Lines:
 
 @contextlib.contextmanager
 def short_path(path: str) -> Iterator[str]:
-    """A with statement in which a file has a short path, too: the path of a socket has at most 107 bytes."""
+    """A with statement in which a file has a short path, too, because a socket's path may have at most 107 bytes."""
     folder = os.open(os.path.dirname(path), os.O_PATH)
     try:
         yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
@@ -226,7 +226,7 @@ def _connect(path: str, rank: int) -> "_Socket | _Lines":
 
 
 def at_parent_end(number: int) -> Callable[[], object]:
-    """A function that a new process runs before its program. It asks the kernel for a signal when the parent ends."""
+    """A function that a new process runs before its program. It asks the kernel to send the signal when the parent ends."""
     try:
         import ctypes
 
@@ -287,7 +287,9 @@ class _Supervisor:
                 self._attend_to_stopping()
 
     def await_launcher(self) -> None:
-        """Waits until the launcher releases this process, at most as long as a program may take to end."""
+        """After the launcher's request to end: waits until the launcher closes the socket or mpirun ends this process, or until
+        the time in which a program has to end is over.
+        """
         with selectors.DefaultSelector() as selector:
             self._register(selector)
             while self._held and time.monotonic() < self._kills_at + _LAST_OUTPUT_SECONDS:
@@ -325,7 +327,7 @@ class _Supervisor:
                 self._stop(asked, self._grace, held=True)
         numbers = [number for number in numbers if number not in ASKS.values()]
         if numbers:
-            # If this process leads a process group, the signal was sent to the whole group, and the program has got it too.
+            # If this process leads a process group, the whole group has got the signal. So the program has got it, too: send 0.
             self._stop(numbers[0] if os.getpgid(0) != os.getpid() else 0, _GRACE_SECONDS)
         if os.getppid() != self._parent:
             self._held = False
@@ -335,8 +337,8 @@ class _Supervisor:
             self._send(signal.SIGKILL)
 
     def _stop(self, number: int, grace: float, held: bool = False) -> None:
-        """Sends the program a signal (0 if it has got one already), and kills it after `grace` seconds. Only the first call
-        does so.
+        """Sends the program a signal (0, which does nothing, if it has got one already), and has it killed after `grace`
+        seconds. Later calls only set whether this process waits for the launcher (`held`).
         """
         self._held = held
         if not self.stopped:

@@ -19,7 +19,7 @@ class Allocation:
 
     Attributes:
         job: the id of the job.
-        hosts: the nodes; a node's slots are its number of tasks, or 1 if SLURM_TASKS_PER_NODE has no number for each node.
+        hosts: the nodes; a node's slots are its number of tasks, or 1 for every node if SLURM_TASKS_PER_NODE lacks some.
         tasks: the number of tasks that the user gave Slurm (``--ntasks``); None if there is none.
         inside_step: has srun started this process?
     """

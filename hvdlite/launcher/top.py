@@ -1,8 +1,8 @@
 """``hvdlite top``: looks at a running job at regular intervals, and shows each rank's step time, where the rank spends its
 time, and for which rank the others wait.
 
-It asks the ranks of this host through their unix sockets. On each other host it starts a small program that asks the ranks
-there; the launcher of the MPI starts these programs as it starts ranks. No process listens on a network.
+It asks the ranks of this host through their unix sockets. With ``-H``, mpirun or srun starts a small program on each host, as
+it starts ranks, and this program asks the ranks there. No process listens on a network.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def choose_job(answers: Sequence[Answer], wanted: str, hosts: str = "") -> str:
         hosts: the hosts that were asked, for error texts; empty for this host.
 
     Raises:
-        InvalidArgumentError: no job or several jobs fit `wanted`. The error names several.
+        InvalidArgumentError: no job fits `wanted`, or several jobs fit, which the error lists.
     """
     found: dict[str, list[Answer]] = {}
     for answer in answers:
@@ -172,7 +172,7 @@ def _ask_hosts(arguments: argparse.Namespace, viewer: JobViewer) -> None:
 
 class LooksTogether:
     """Joins the looks of several hosts: gives the viewer the answers of all hosts when each host has sent a look. If a host
-    sends several before another has sent one, the last one counts.
+    sends several looks before another host has sent one, the last of these looks counts.
 
     Args:
         hosts: the number of hosts.

@@ -37,9 +37,10 @@ def draw(figures: JobFigures, width: int, rows: int | None = None) -> Renderable
 
     Args:
         figures: the figures of the look.
-        width: the width of the page, in characters. A page narrower than 120 or 70 has fewer columns.
-        rows: the number of ranks that the page has room for; None for all. If there are more, the page shows first the rank
-            for which the others wait, then ranks that do not answer, then those that wait least.
+        width: the width of the page, in characters. A page narrower than 120 has fewer columns, one
+            narrower than 70 still fewer.
+        rows: the number of ranks that the page has room for; None for all. If there are more ranks, the page shows first the
+            rank for which the others wait, then ranks that do not answer, then the ranks that wait least.
     """
     hosts = {each.host for each in figures.ranks} | set(figures.not_asked)
     head = (

@@ -13,17 +13,17 @@ from hvdlite.launcher import plan
 __all__ = ["EPILOG", "add_flags", "command", "run"]
 
 EPILOG = """\
-hvdlite tune compares two settings at a time: it measures them alternately, in one job. It takes a setting only if the
-difference is larger than the noise, and if the setting is faster than the defaults in a final comparison; otherwise the
-defaults stay. Run it on a machine that does nothing else, with the same ranks, hosts and --bind as the jobs that will use
-the result:
+hvdlite tune compares two settings at a time: it measures both alternately, in one job. It takes a setting only if the
+setting's gain is larger than the noise, and if the setting is faster than the defaults in a final comparison; otherwise the
+defaults stay. Run the command on a machine that does nothing else, with the same ranks, hosts and --bind as the jobs that
+will use the result:
 
   hvdlite tune -n 4
   HVDLITE_TUNING_FILE=auto hvdlite run -n 4 python train.py
 
 docs/tuning.md explains the search. With --link the command measures the link between hosts instead. It takes the number of
-parameters of a model, and the time of a step on one rank. It predicts and measures the time of a step with each compression,
-and names the compression that pays:
+parameters of a model, and the time of a training step on one rank. It predicts and measures the time of a training step with
+each compression, and names the compression that pays:
 
   hvdlite tune --link -H node1:1,node2:1 --parameters 11.2M --step-time 30ms
 
@@ -41,10 +41,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--any-bits", action="store_true", help="also tries settings that may change the last bits of sums [without them]"
     )
     link = parser.add_argument_group("the link between hosts")
-    link.add_argument("--link", action="store_true", help="measures the link, and the time of a step with each compression")
+    link.add_argument("--link", action="store_true", help="measures the link, and a training step with each compression")
     link.add_argument("--parameters", type=_count, metavar="N", help="the number of the model's parameters, such as 11.2M")
     link.add_argument(
-        "--step-time", type=_duration, metavar="T", help="the time of a step without communication, such as 30ms or 0.5s"
+        "--step-time", type=_duration, metavar="T", help="the time of a training step without communication, as 30ms or 0.5s"
     )
     group = parser.add_argument_group("starting ranks", "these flags mean the same as for `hvdlite run`")
     plan.add_job_flags(group)
@@ -69,7 +69,7 @@ def command(arguments: argparse.Namespace) -> list[str]:
     """The arguments of ``hvdlite`` that start the ranks.
 
     Raises:
-        InvalidArgumentError: a flag is missing that another flag needs, or two flags exclude each other.
+        InvalidArgumentError: a flag that another flag needs is missing, or two flags exclude each other.
     """
     program, *others = _link_program(arguments) if arguments.link else _knobs_program(arguments)
     start = ["run", "--no-tag-output", *plan.job_words(arguments)]

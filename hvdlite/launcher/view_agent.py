@@ -22,8 +22,8 @@ _PATIENCE = 1.0  # the seconds in which a rank has to answer
 
 
 def look(job: str = "") -> list[dict[str, Any]]:
-    """Asks the ranks of this host once, and returns their answers. The answer of a rank that does not answer in time has
-    ``silent``; a rank that has ended has no answer.
+    """Asks the ranks of this host once, and returns their answers. For a rank that does not answer in time, the list has an
+    answer with the key ``silent``; for a rank that has ended, none.
 
     Args:
         job: the name of the job, the process id of its rank 0, or "-" or "" for every job of this user.

@@ -29,10 +29,11 @@ _PAUSE = 0.02  # seconds between two attempts to connect
 _WARN_AFTER = 60.0  # seconds
 _MAPS = "/proc/self/maps"
 _OLDEST = 5  # of Open MPI: version 4 takes no job from a PMIx server, unless Slurm or another launcher that it knows has one
-# The nodes of a run count their restarts separately, so the key is the same for all of them.
+# The key in torchrun's store. It has no number of the restart, because each node of a run counts its restarts by itself.
 _STORE_KEY = "hvdlite/torchrun"
 
-# What this process keeps for its whole life: its connection to the server of its node; that server, and torch's store.
+# What this process keeps for its whole life: its connection to the server of its node; and in `_kept` that server's process (if
+# this process has started it) and torch's store.
 _connections: list[socket.socket] = []
 _kept: list[Any] = []
 
@@ -55,7 +56,7 @@ def join_as(place: TorchrunPlace, patience: float) -> None:
 
 
 def _forget() -> None:
-    """Runs in a forked child, which is not the rank: closes the connection, whose end means that the rank has ended."""
+    """Runs in a forked child, which is not the rank: closes the connection, because its end must mean the end of the rank."""
     while _connections:
         _connections.pop().close()
 
@@ -92,7 +93,7 @@ class _Wait:
         self._began, self._warned = time.monotonic(), False
 
     def check(self) -> None:
-        """Call it about once a second or more often.
+        """Warns, or raises, if the wait is too long. Call it about once a second or more often.
 
         Raises:
             OperationTimeoutError: the limit is reached.
@@ -121,13 +122,13 @@ class _Wait:
 
 
 def _address(place: TorchrunPlace) -> str:
-    """The name of the node's unix socket in Linux's abstract space; it ends with the processes that have opened it."""
+    """The name of the node's unix socket in Linux's abstract space. The socket ends with the processes that have it open."""
     job = (place.run, str(place.restart), place.master_address, str(place.master_port), str(place.node))
     return f"hvdlite-torchrun-{os.getuid()}-{hashlib.sha256(repr(job).encode()).hexdigest()[:32]}"
 
 
 def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socket, dict[str, Any]]:
-    """Starts the server of this node. Returns this process's connection to it, and its answer."""
+    """Starts the server of this node. Returns this process's connection to the server, and the server's answer."""
     listener = _listen(_address(place), wait)
     ours, its = socket.socketpair()
     link, key = _link(place, wait)
@@ -146,7 +147,8 @@ def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socke
     with contextlib.ExitStack() as stack:
         for each in inherited:
             stack.enter_context(each)
-        # In a session of its own: torchrun kills the process groups of its workers, and the server removes their files.
+        # The server has a session of its own, because torchrun kills the process groups of its workers, and the server then
+        # still has to remove the workers' files.
         server = subprocess.Popen(
             [sys.executable, "-m", "hvdlite.torchrun.server"],
             pass_fds=[each.fileno() for each in inherited],
@@ -158,7 +160,7 @@ def _lead(place: TorchrunPlace, library: str, wait: _Wait) -> tuple[socket.socke
         )
     _kept.append(server)  # Python warns of a running child that it forgets
     assert server.stdin is not None
-    # By the standard input, because any user can read a command line, and the key is a secret.
+    # The arguments go through the standard input, because the key is a secret, and any user can read a command line.
     with contextlib.suppress(BrokenPipeError), server.stdin:
         server.stdin.write(json.dumps(vars(arguments)).encode())
     answer = _greet(ours, place, wait)
@@ -186,7 +188,8 @@ def _follow(place: TorchrunPlace, wait: _Wait) -> tuple[socket.socket, dict[str,
         with contextlib.suppress(ConnectionError):
             connection.connect(f"\0{_address(place)}")
             answer = _greet(connection, place, wait) if is_trusted(connection) else None
-            # Otherwise this is the server of earlier processes, which torchrun has ended.
+            # Without an answer, or after an error that is not fatal, this was the server of earlier processes, which torchrun
+            # has ended: try again.
             if answer is not None and answer.get("fatal", True):
                 return connection, answer
         connection.close()
@@ -194,7 +197,7 @@ def _follow(place: TorchrunPlace, wait: _Wait) -> tuple[socket.socket, dict[str,
 
 
 def _greet(connection: socket.socket, place: TorchrunPlace, wait: _Wait) -> dict[str, Any] | None:
-    """Says which rank this is, and waits for the server's answer; None if the server has ended without one."""
+    """Says which rank this is, and waits for the server's answer; None if the server has ended without an answer."""
     connection.settimeout(1.0)
     with contextlib.suppress(ConnectionError):
         connection.sendall(json.dumps({"rank": place.rank, "local_rank": place.local_rank}).encode() + b"\n")
@@ -203,7 +206,7 @@ def _greet(connection: socket.socket, place: TorchrunPlace, wait: _Wait) -> dict
 
 
 def _receive(connection: socket.socket, wait: _Wait, last: bytes = b"\n") -> bytes:
-    """What comes until a byte, or until the end of the connection."""
+    """The bytes that come up to and including the byte `last`; fewer if the connection ends before."""
     line = b""
     while not line.endswith(last):
         try:
@@ -223,7 +226,7 @@ def _receive(connection: socket.socket, wait: _Wait, last: bytes = b"\n") -> byt
 
 
 def _link(place: TorchrunPlace, wait: _Wait) -> tuple[socket.socket | None, str]:
-    """The socket by which the server of this node meets those of other nodes, and on node 0 the key that they must send.
+    """The socket by which the server of this node meets the servers of other nodes, and on node 0 the key that these must send.
 
     Node 0 listens on a port that the system chooses. The other nodes learn the port and the key from torchrun's store.
     """
@@ -246,12 +249,12 @@ def _link(place: TorchrunPlace, wait: _Wait) -> tuple[socket.socket | None, str]
                     connection.settimeout(None)
                     return connection, ""
                 connection.close()
-        # If a connection ends, the port was that of earlier processes.
+        # If the connection has ended, the port was that of earlier processes: try again.
         wait.pause()
 
 
 def _store(place: TorchrunPlace) -> Any:
-    """The store of torchrun. If torchrun leaves it to rank 0, this makes it, as torch does for ``env://``."""
+    """The store of torchrun. If torchrun expects rank 0 to make it, rank 0 makes it here, as torch does for ``env://``."""
     import torch.distributed  # not above: only several nodes need it, and a program of another framework may have no torch
 
     distributed: Any = torch.distributed  # torch's stubs do not export the class

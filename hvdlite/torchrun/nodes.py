@@ -40,9 +40,10 @@ async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes] 
 class Hub:
     """Combines the messages of all nodes.
 
-    Nodes send three kinds of messages: ``nodes`` with the name of the host and the ranks on it, once; ``fence`` with the ranks
-    that take part (none: all) and this node's bytes; and ``modex`` with a rank, which asks for the bytes of that rank. The
-    answers have the same kinds. ``find`` asks a node for the bytes of its rank, and its answer is ``found``.
+    A node sends three kinds of messages to the hub: ``nodes`` once, with the name of its host and its ranks; ``fence`` with the
+    ranks that take part (none: all) and the node's bytes; and ``modex`` with the number of a rank of another node, to get that
+    rank's bytes. The hub's answers have the same kinds. Before it answers ``modex``, the hub sends ``find`` to the rank's node,
+    and this node answers with ``found``.
 
     Args:
         size: the number of ranks of the job.
@@ -83,7 +84,7 @@ class Hub:
             self._answer(header["node"], header["number"], header["status"], data)
 
     def lose(self, node: int) -> None:
-        """Fails the fences and the questions that wait for a node which has ended."""
+        """A node has ended: answers the fences and questions that wait for this node, with the status `LOST`."""
         self._sends[node] = None
         for ranks in tuple(self._fences):
             self._end_fence(ranks)
@@ -116,7 +117,7 @@ class Hub:
             self._send(node, {"kind": "nodes", "namespace": self._namespace, "nodes": nodes, "index": index})
 
     def _end_fence(self, ranks: tuple[int, ...]) -> None:
-        """Answers a fence if all its nodes have come, or if one of them is lost."""
+        """Answers a fence if all nodes of its ranks have come to it, or if one of these nodes is lost."""
         members = sorted({self._node_of[rank] for rank in ranks or self._node_of})
         parts = self._fences[ranks]
         lost = any(self._sends[node] is None and node not in parts for node in members)

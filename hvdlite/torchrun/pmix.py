@@ -2,8 +2,8 @@
 
 PMIx is the protocol by which the ranks of Open MPI learn about their job, and exchange their addresses in ``MPI_Init``. The
 daemons of mpirun are PMIx servers; `hvdlite.torchrun.server` is one for the ranks that torchrun has started. The PMIx Standard
-4 describes the functions (https://pmix.github.io). Its types are declared here, because wheels and most machines have no
-headers of PMIx. ``pmix_info_t`` is the largest of them, and only libpmix itself makes it (``PMIx_Info_list_*``).
+4 describes the functions (https://pmix.github.io). PMIx's types are declared here, because wheels and most machines have no
+headers of PMIx. The largest type, ``pmix_info_t``, is not declared, because only libpmix makes it (``PMIx_Info_list_*``).
 """
 
 import ctypes
@@ -41,17 +41,19 @@ class _ProcRank(c_uint32):
     """``pmix_rank_t``."""
 
 
-# PMIX_STRING and so on: the types of values. A pointer is a list that libpmix has made (`PmixServer._generated`).
+# PMIx's number for each type of a value (PMIX_STRING is 3). c_void_p is the type of lists from `PmixServer._generated`.
 _TYPES: dict[type, int] = {str: 3, c_uint16: 13, c_uint32: 14, _DataArray: 39, _ProcRank: 40, c_void_p: 49}
 
-# `pmix_modex_cbfunc_t`, the function by which a server answers a request, and the function by which libpmix then says that it
-# has used the answer.
+# `_Answer` is `pmix_modex_cbfunc_t`, the function of libpmix by which a server answers a request. When libpmix has used the
+# answer, it calls a `_Released` of the server.
 _Released = CFUNCTYPE(None, c_void_p)
 _Answer = CFUNCTYPE(None, c_int, c_void_p, c_size_t, c_void_p, _Released, c_void_p)
-# The last two arguments of a request are the address of that function, and its context.
+# The functions of the server that libpmix calls for a request. The last two arguments are the address of the function that
+# takes the answer (for a fence or a modex, an `_Answer`), and a value to pass to that function.
 _FenceCall = CFUNCTYPE(c_int, POINTER(_Proc), c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
 _ModexCall = CFUNCTYPE(c_int, POINTER(_Proc), c_void_p, c_size_t, c_void_p, c_void_p)
 _ControlCall = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p)
+# The function of the server that gets a rank's data from libpmix.
 _ModexFound = CFUNCTYPE(None, c_int, c_void_p, c_size_t, c_void_p)
 
 
@@ -75,8 +77,8 @@ Reply = Callable[[int, bytes], None]
 OnFence = Callable[[tuple[int, ...], bytes, Reply], None]
 """A function for the local ranks' part of a fence, at which ranks wait for each other and exchange bytes.
 
-It gets the ranks that take part (none: all ranks of the job), the bytes of this node's ranks, and a `Reply`. The answer has the
-bytes of all nodes, one after the other.
+It gets the ranks that take part (none: all ranks of the job), the bytes of this node's ranks, and a `Reply`. The `Reply` must
+get the bytes of all nodes, one after the other.
 """
 
 
@@ -88,11 +90,12 @@ class PmixServer:
         folder: a private folder for the files of PMIx and of the ranks' MPI.
         node: the name of this node, which is unique in the job.
         on_fence: libpmix calls it in a thread of its own. It must return at once.
-        on_modex: in the same way, with the number of a rank of another node, whose data a local rank needs, and a `Reply`.
+        on_modex: libpmix calls it in the same way, with the number of a rank of another node, and a `Reply` for that rank's
+            data, which a local rank needs.
 
     Raises:
         OSError: the library cannot be opened.
-        UnsupportedError: it has another major version than the tested one.
+        UnsupportedError: the library has another major version than the tested one.
         RuntimeError: a function of PMIx has failed.
     """
 
@@ -166,7 +169,9 @@ class PmixServer:
         return found
 
     def find_modex(self, namespace: str, rank: int, reply: Reply) -> None:
-        """Asks for the data of a rank of this node, for another node. `reply` gets it when the rank has committed it."""
+        """Asks libpmix for the data of a rank of this node, for another node. `reply` gets the data when the rank has given the
+        data to libpmix (``PMIx_Commit``).
+        """
         proc = _Proc(namespace.encode(), rank)
         request = self._keep((proc, reply))
         self._call("PMIx_server_dmodex_request", byref(proc), self._found, c_void_p(request))
@@ -189,7 +194,7 @@ class PmixServer:
         return SUCCESS
 
     def _control(self, *_: Any) -> int:
-        """Refuses all requests. Without this function, libpmix would also refuse to remove the files of the ranks' MPI."""
+        """Refuses all requests. But without this function, libpmix would not remove the files of the ranks' MPI."""
         return _NOT_SUPPORTED
 
     def _take_modex(self, status: int, data: int, size: int, request: int) -> None:
@@ -244,7 +249,7 @@ class PmixServer:
         return array
 
     def _generated(self, function: str, text: str) -> c_void_p:
-        """A list of nodes or ranks in the short form that libpmix makes of it; it can contain zeros."""
+        """A list of nodes or ranks in the short form that libpmix makes of it. This form can contain zero bytes."""
         made = c_void_p()
         self._call(function, text.encode(), byref(made))
         return made

@@ -1,8 +1,8 @@
 """The PMIx server of the ranks of one node: ``python -m hvdlite.torchrun.server``.
 
-`hvdlite.torchrun.join` starts it in the process with local rank 0. Each rank keeps a connection to it for its whole life. The
-kernel closes the connection when the rank ends, even if it is killed. The server ends when all its ranks have ended, or, before
-the job has started, when one of them has ended. Signals do not end it.
+The process with local rank 0 starts this server (`hvdlite.torchrun.join`). Each rank keeps a connection to the server for the
+rank's whole life. The kernel closes the connection when the rank ends, even if the rank is killed. The server ends when all its
+ranks have ended; before the job has started, it ends when one of the ranks has ended. SIGINT, SIGTERM and SIGHUP do not end it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _HANDSHAKE = 10.0  # the seconds within which a node must send the key
 
 @dataclass(frozen=True)
 class ServerArguments:
-    """What the process that starts a server gives it. The numbers are those of inherited files.
+    """What a server gets from the process that starts it. `leader`, `listener` and `link` are numbers of inherited files.
 
     Attributes:
         library: the path of libpmix.
@@ -36,10 +36,11 @@ class ServerArguments:
         size: the number of ranks of the job.
         local_size: the number of ranks on this node.
         nodes: the number of nodes.
-        leader: the connection of the rank that has started the server.
+        leader: the connection to the rank that has started the server.
         listener: the unix socket to which the other ranks of this node connect.
-        link: on node 0 the socket to which the servers of other nodes connect, on these the connection; None with one node.
-        key: on node 0 the bytes that other nodes must send first.
+        link: on node 0 the socket to which the servers of other nodes connect; on other nodes the connection to node 0; None if
+            there is only one node.
+        key: on node 0 of several nodes the text that other nodes must send first; otherwise empty.
     """
 
     library: str
@@ -94,7 +95,7 @@ class NodeServer:
         self._post({"kind": "nodes", "host": socket.gethostname(), "ranks": [rank for rank, _ in self._ranks.values()]}, b"")
 
     def _begin(self, namespace: str, nodes: list[tuple[str, list[int]]], own: int) -> None:
-        """Starts the job: it lets the ranks of this node continue. `own` is the index of this node."""
+        """Starts the job: lets the ranks of this node continue. `own` is the index of this node."""
         name, ranks = nodes[own]
         self._namespace = namespace
         self._pmix = PmixServer(self._given.library, self._folder, name, self._on_fence, self._on_modex)
