@@ -70,7 +70,8 @@ class TensorFlowState(ObjectState):
     replaced: its variables are saved, restored and broadcast in place.
 
     Args:
-        variables: variables of TensorFlow (also v1) or Keras; None: the global variables of the v1 graph.
+        variables: variables of TensorFlow (also of TensorFlow 1) or Keras; None: the global variables of the default v1 graph
+            (a graph of TensorFlow 1).
         session: a session of ``tf.compat.v1``, for v1 graphs; None: the default session.
         **kwargs: names and first values of the attributes.
 

@@ -1,4 +1,4 @@
-"""Reduces gradients, for the tape, for v1 optimizers and for Keras on TensorFlow.
+"""Reduces gradients, for the tape, for optimizers of ``tf.compat.v1.train`` and for Keras on TensorFlow.
 
 - In a graph each gradient has its own operation, unless the user groups them. An operation is in flight as soon as the gradient
   is computed, and the engine fuses operations that arrive together.
