@@ -4,14 +4,15 @@
     python -m hvdlite.horovod -m package.train          the same for a module
     import hvdlite.horovod.install                      first line of a program: after it ``import horovod`` imports hvdlite
 
-Then ``horovod`` is this package, ``horovod.torch`` is `hvdlite.torch`, and so on. Each module is one object with two names
-(`hvdlite.horovod.finder` has the rule, docs/shim.md the list). A module is imported only when the program imports it.
+In these programs ``horovod`` is this package, ``horovod.torch`` is `hvdlite.torch`, and so on. Each module is one object with
+two names (`hvdlite.horovod.finder` has the rule, docs/shim.md lists the modules). A module is imported only when the program
+imports it.
 """
 
 from hvdlite.horovod.runner import run
 
 __all__ = ["__version__", "run"]
 
-# The version of Horovod whose interface this is. Programs compare it to learn which functions exist, and some split it at its
-# dots into three numbers. The version of hvdlite is hvdlite.__version__.
+# The version of Horovod whose interface this package has. Programs compare this version to learn which functions exist, and
+# some programs split it at its dots into three numbers. The version of hvdlite is hvdlite.__version__.
 __version__ = "0.28.1"

@@ -37,7 +37,8 @@ def main() -> None:
         _refuse(USAGE, status=2)
     from hvdlite.horovod import install
 
-    # By default the fork server imports the program first, before the finder of horovod is installed.
+    # By default the fork server of multiprocessing imports the program, and nothing before it. Then `import horovod` in the
+    # program would not find hvdlite. With this list the fork server imports only `install`.
     multiprocessing.set_forkserver_preload([install.__name__])
     sys.argv[:] = words
     program = ModuleType("__main__")
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def _load_file(path: str, program: ModuleType) -> CodeType:
-    """The code of a script, or of the ``__main__.py`` in a folder or an archive; sets the attributes of `program`."""
+    """Returns the code of a script, or of the ``__main__.py`` in a folder or an archive. Sets the attributes of `program`."""
     full = os.path.join(os.getcwd(), path)
     importer = pkgutil.get_importer(full)
     if importer is not None:
@@ -69,7 +70,7 @@ def _load_file(path: str, program: ModuleType) -> CodeType:
 
 
 def _load_module(name: str, program: ModuleType) -> CodeType:
-    """The code of a module on ``sys.path``, or of the ``__main__`` of a package; sets the attributes of `program`."""
+    """Returns the code of a module on ``sys.path``, or of the ``__main__`` of a package. Sets the attributes of `program`."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -97,7 +98,7 @@ def _load_spec(spec: ModuleSpec, program: ModuleType) -> CodeType:
 def _go_first(folder: str) -> None:
     """Replaces the current folder, which ``python -m`` has put first in ``sys.path``, by the folder of the program.
 
-    With the options -I and -P Python adds no folder, so nothing is replaced.
+    With the options -I and -P Python has put no folder there, so nothing is replaced.
     """
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path exists since Python 3.11
         sys.path[0] = folder

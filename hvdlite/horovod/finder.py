@@ -23,7 +23,7 @@ _OTHER_DOOR = (
     "hvdlite supports PyTorch (horovod.torch), TensorFlow (horovod.tensorflow), Keras (horovod.keras) and NumPy (hvdlite)"
 )
 
-# For each module that hvdlite does not have: the reason, and what to use instead. A row also stands for submodules without a
+# For each module that hvdlite does not have: the reason, and what to use instead. A row also applies to submodules that have no
 # row.
 REASONS = {
     "_keras": "it is internal to Horovod; use horovod.keras or horovod.tensorflow.keras",
@@ -61,15 +61,17 @@ def own_name(fullname: str) -> str | None:
 
 
 class HorovodFinder(MetaPathFinder):
-    """Finds Horovod's modules in hvdlite. It is first in ``sys.meta_path``, before an installed Horovod is found."""
+    """Finds Horovod's modules in hvdlite. It is first in ``sys.meta_path``, so Python never finds an installed Horovod."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of an alias. None: `fullname` is no module of Horovod, or hvdlite has a module of exactly this name.
+        """The spec by which Python loads a module of hvdlite under the name `fullname`.
+
+        None: `fullname` is no module of Horovod, or hvdlite has a module of exactly this name, which Python finds itself.
 
         Raises:
-            UnsupportedModuleError: `fullname` is a module of Horovod, and hvdlite has no such module.
+            UnsupportedModuleError: `fullname` is a module of Horovod that hvdlite does not have.
         """
         own = own_name(fullname)
         if own is None:

@@ -13,8 +13,8 @@
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
-For ``model.fit`` use `hvdlite.keras`. hvdlite is not compiled against TensorFlow. It works with any version from 2.13 on, and a
-new version of TensorFlow needs no new build.
+For ``model.fit`` use `hvdlite.keras`. hvdlite is not compiled against TensorFlow: it works with any version from 2.13 on, and a
+new version of TensorFlow needs no new build of hvdlite.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -58,10 +58,10 @@ __all__ += process_sets.__all__
 __all__ += usage.__all__
 
 
-_MESSAGES = "send and recv are there; for the other forms call hvdlite.{} with NumPy arrays, which hvdlite can write to"
+_MESSAGES = "use send or recv, or call hvdlite.{} with NumPy arrays, which hvdlite can write to"
 
-# By name, the replacement of names that this door lacks: asynchronous messages, and names of Horovod that are not public, but
-# that programs can import.
+# For each name that this door lacks, what to use instead: names for asynchronous messages, and names of Horovod that are not
+# public, but that programs can import.
 _REMEDIES = {
     **{name: _MESSAGES.format(name) for name in ("P2POp", "batch", "irecv", "isend")},
     "LocalGradientAggregationHelper": "pass backward_passes_per_step to DistributedOptimizer",

@@ -1,4 +1,4 @@
-"""Adds up the gradients of several passes on each rank, and reduces the sums once."""
+"""Adds up the gradients of several backward passes on each rank, and reduces the sums once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ Reduce = Callable[[list[Gradient], list[Any], Any], list[Gradient]]
 
 
 class LocalAggregation:
-    """Keeps the sums in its own variables, eagerly, in a ``tf.function`` or in a v1 graph. The first pass makes the variables.
-    If `passes` is 1, it keeps nothing and reduces each pass.
+    """Adds up gradients in its own variables, eagerly, in a ``tf.function`` or in a graph of TensorFlow 1.
 
-    In a v1 graph they are local variables (``tf.compat.v1.local_variables_initializer``): each rank has its own, and they are
-    not saved.
+    The first backward pass makes the variables. In a graph of TensorFlow 1 they are local variables
+    (``tf.compat.v1.local_variables_initializer``): each rank has its own, and they are not saved. If `passes` is 1, there are
+    no variables, and the gradients of each pass are reduced.
 
     Args:
-        passes: number of passes to add up.
+        passes: number of backward passes whose gradients are added up.
         average: True: divide the sums by the number of passes.
-        sparse_as_dense: True: make IndexedSlices dense. Sparse gradients cannot be added up.
+        sparse_as_dense: True: make IndexedSlices dense. Otherwise `add` refuses IndexedSlices, unless `passes` is 1.
         reduce: the function that reduces the sums over the ranks.
 
     Raises:
@@ -51,16 +51,16 @@ class LocalAggregation:
         return self._count
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any], weight: tf.Tensor | None = None) -> list[Gradient]:
-        """Adds the gradients of one pass.
+        """Adds the gradients of one backward pass to the sums, and reduces the sums in the last pass.
 
         Args:
             gradients: one for each variable. The same gradients are None in every pass.
             variables: the variables of the gradients, the same in every pass.
             weight: the weight of this rank, a float64 scalar. The weights of the passes are added up. Either every pass has a
-                weight, or none.
+                weight, or no pass has one.
 
         Returns:
-            After the last pass the reduced sums, before it the sums so far. A gradient that is None stays None.
+            In the last pass the reduced sums, in the other passes this rank's sums so far. A gradient that is None stays None.
 
         Raises:
             UnsupportedError: a gradient is IndexedSlices, `sparse_as_dense` is False, and `passes` is above 1.
@@ -90,12 +90,12 @@ class LocalAggregation:
         return [found.get(place) for place in range(len(gradients))]
 
     def apply(self, gradients: Sequence[Gradient], apply: Callable[[], Any], otherwise: Callable[[], Any] = tf.no_op) -> Any:
-        """Calls `apply` after the last pass, and `otherwise` after the other passes.
+        """Calls `apply` in the last pass, and `otherwise` in the other passes.
 
         Args:
-            gradients: results of `add`, or tensors that were computed from them.
-            apply: a function that makes the update.
-            otherwise: a function for passes that complete no step.
+            gradients: results of `add`, or tensors that were computed from them. In a graph both functions run after them.
+            apply: a function that updates the variables.
+            otherwise: the function for passes in which no variable is updated.
 
         Returns:
             The result of the function that was called.
@@ -114,7 +114,7 @@ class LocalAggregation:
 
     def _finish(self, values: list[tf.Tensor], sums: list[Any], variables: list[Any]) -> list[tf.Tensor]:
         totals = [value / tf.cast(self._passes, value.dtype) if self._average else value for value in values[: len(variables)]]
-        # Before the reduction, so that the next pass begins anew if it fails.
+        # The sums are reset before the reduction, so that the next pass begins anew even if the reduction fails.
         resets = [total.assign(tf.zeros_like(value)) for total, value in zip(sums, values, strict=True)]
         with tf.control_dependencies([*resets, self._count.assign(0)]):
             reduced = self._reduce(

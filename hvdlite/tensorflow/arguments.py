@@ -27,12 +27,12 @@ class Reduction:
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense.
-        groups: lists of variables that are reduced together, or a number of groups; None or 0: no groups.
+        groups: lists of variables whose gradients are reduced together, or a number of groups; None or 0: no groups.
         process_set: the ranks that take part.
 
     Raises:
         InvalidArgumentError: an argument is wrong, or two arguments exclude each other.
-        UnsupportedError: the compression keeps state from step to step.
+        UnsupportedError: the compression keeps state from one training step to the next.
 
     """
 
@@ -70,7 +70,7 @@ class Reduction:
         )
 
     def _places(self, variables: Sequence[Any]) -> list[list[int]] | None:
-        """The user's groups, as lists of indices of variables."""
+        """The user's groups, as lists of indices of `variables`."""
         if not self.groups:
             return None
         if isinstance(self.groups, int):

@@ -1,4 +1,4 @@
-"""The decorator of functions of the TensorFlow door that programs may call while a function is traced."""
+"""A decorator for those functions of this door that programs may call while TensorFlow traces a ``tf.function``."""
 
 import functools
 from collections.abc import Callable
@@ -17,8 +17,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def as_written(function: _F) -> _F:
     """Excludes the function, and all functions that it calls, from AutoGraph. Their branches and loops run in Python.
 
-    If AutoGraph rewrote them, tracing would take longer and tracebacks would be harder to read, with the same result. An error
-    of hvdlite that the function raises becomes an error of TensorFlow, too (`hvdlite.tensorflow.errors`).
+    If AutoGraph rewrote them, the result would be the same, but tracing would take longer, and tracebacks would be harder to
+    read. If the function raises an error of hvdlite, the error becomes one of TensorFlow, too (`hvdlite.tensorflow.errors`).
     """
 
     @functools.wraps(function)

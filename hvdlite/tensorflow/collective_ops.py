@@ -1,20 +1,21 @@
 """The ops of csrc/bindings/tensorflow as Python functions, with gradients.
 
-These functions do not check their arguments. Users call the functions of `hvdlite.tensorflow.ops`, which do. All but those that
-read the topology are collective over the process set with the number `set_id`. When an op fails, it raises a
-``tf.errors.OpError``: FailedPreconditionError if the ranks disagree or hvdlite is not initialized, InvalidArgumentError for a
-bad argument, AbortedError if a rank was lost (docs/errors.md).
+These functions do not check their arguments. Users call the functions of `hvdlite.tensorflow.ops`, which check them. All
+functions except those that read the topology are collective over the process set with the number `set_id`. When an op fails, it
+raises a ``tf.errors.OpError``: FailedPreconditionError if the ranks disagree or hvdlite is not initialized,
+InvalidArgumentError for a bad argument, AbortedError if a rank was lost (docs/errors.md).
 
-*Names.* The ranks' tensors are matched by `name`. With "" the operation gets a number when it runs; this is for eager mode
-only. The iterations of a loop may overlap, so each iteration after the first adds its number to the name.
+*Names.* The ranks' tensors are matched by `name`. An operation with the name "" gets a number when it runs; this name is for
+eager mode only. The iterations of a loop in a graph may overlap, so each iteration after the first adds its number to the name.
 
-*State.* In a graph an op has no state, unless `stateful` is True. TensorFlow does not order ops without state, so that all
-gradients are in flight together, and it removes an op whose result is not used. Ops with state run in the order of the program,
-and always run. So a broadcast has `stateful` if only some ranks use the result, or if it is called for its effect.
-(`hvdlite.tensorflow.making` lists cases in which an op always has state.)
+*State.* In a graph an op has no state, unless `stateful` is True. TensorFlow does not order ops without state, so all gradients
+can be in flight together. But TensorFlow removes an op without state if its result is not used. Ops with state always run, in
+the order of the program. So a broadcast needs `stateful` if a rank does not use the result. (`hvdlite.tensorflow.making` lists
+cases in which an op always has state.)
 
-*Gradients* follow Horovod's convention (see `hvdlite.torch.ops`). The backward of an op with a name has the name
-``<name>.grad``. It has state if the op has state. Ranks that have joined count as if their incoming gradients were zero.
+*Gradients* follow Horovod's convention (see `hvdlite.torch.ops`). If an op has a name, the op that reduces its gradient has the
+name ``<name>.grad``; it has state if the first op has state. Ranks that have joined count as if their incoming gradients were
+zero.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +120,7 @@ def alltoall(tensor: Any, splits: Any = None, *, name: str = "", set_id: int = 0
 
 
 def reducescatter(tensor: Any, **reduction: Any) -> tf.Tensor:
-    """Reduces a tensor of shape [n, ...], and gives each rank a part of the rows. `op` is Average or Sum; no `codec`."""
+    """Reduces a tensor of shape [n, ...], and gives each rank a part of the rows. Takes op Average or Sum, and no `codec`."""
     return make("Reducescatter", tensor, **_reduction(**reduction))
 
 
@@ -178,14 +179,14 @@ def rank(name: str | None = None) -> tf.Tensor:
 
 
 class _Backward:
-    """The properties of an op that its backward needs. It makes ops with the state and the process set of this op.
+    """What the gradient function of an op needs to know about the op. The methods make ops with the op's state and process set.
 
     Attributes:
         places: the indices of the tensors that have a gradient: those of floating-point and complex dtypes. A group may also
-            have others.
-        tensors: these inputs of the op.
-        results: the outputs for them.
-        last: the last input, which is no tensor of the user for some ops.
+            have tensors of other dtypes.
+        tensors: the inputs of the op at `places`.
+        results: the outputs of the op at `places`.
+        last: the last input, without the anchor (`hvdlite.tensorflow.making`): the weight or the splits if the op has them.
 
     """
 
@@ -224,14 +225,14 @@ class _Backward:
         return list(make(f"Grouped{kind}", list(grads), **attributes))
 
     def send_back(self, grad: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends rows of a gradient to the ranks of the set, by an alltoall with these splits. Returns what `alltoall` does."""
+        """Sends rows of a gradient to the ranks of the set, by an alltoall with `splits`. Returns what `alltoall` returns."""
         attributes = {"has_splits": True, "tensor_name": self.name("grad"), **self._common}
         output, returned = make("Alltoall", grad, splits, **attributes)
         return output, returned
 
 
 def _register(kind: str, backward: Callable[..., list[Any]]) -> None:
-    """Registers the gradient of an op: `backward` gets the gradients of `_Backward.results`, and returns those of `tensors`."""
+    """Registers the gradient of an op: `backward` gets the gradients of `_Backward.results`, returns those of `.tensors`."""
 
     def gradient(op: Any, *grads: Any) -> list[Any]:
         forward = _Backward(op)
@@ -258,7 +259,7 @@ def _allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
-    """The sum of the gradients times this rank's share of all weights: weights apply to tensors, not to gradients."""
+    """The sum of all ranks' gradients, without weights, times this rank's share of all weights."""
     factors = {key: forward.op.get_attr(key) for key in ("prescale_bits", "postscale_bits")}
     weight = forward.last
     totals = forward.reduce(grads, Sum, **factors)
@@ -267,7 +268,7 @@ def _weighted_allreduce_backward(forward: _Backward, *grads: Any) -> list[Any]:
 
 
 def _choice_slopes(forward: _Backward) -> list[tf.Tensor]:
-    """The derivatives of Min or Max: the ranks that have the extreme value share it equally, the others get 0."""
+    """The derivatives of Min or Max: on ranks that have the extreme value 1 divided by their number, on other ranks 0."""
     pairs = zip(forward.tensors, forward.results, strict=True)
     chosen = [tf.cast(tf.equal(value, result), value.dtype) for value, result in pairs]
     holders = forward.reduce(chosen, Sum, "holders")
@@ -290,7 +291,7 @@ def _allgather_backward(forward: _Backward, *grads: Any) -> list[Any]:
     """This rank's rows of the average of all ranks' gradients."""
     place = tf.cast(_place(forward.set_id), tf.int64)
     mine = [tf.shape(tensor, tf.int64)[0] for tensor in forward.tensors]
-    # The place is sent as well, because ranks that have joined send nothing.
+    # Each rank also sends its place in the set: ranks that have joined send nothing, so row i need not be that of place i.
     (rows,) = forward.gather([tf.stack([[place, *mine]])], "rows")
     text = (
         f"allgather of {forward.label}: a rank has joined between the call and its backward, so the gradients cannot be "
@@ -329,7 +330,7 @@ def _alltoall_backward(forward: _Backward, grad: Any) -> list[Any]:
 
 
 def _reducescatter_backward(forward: _Backward, *grads: Any) -> list[Any]:
-    """All ranks' gradients concatenated, times both factors, and with Sum times the number of ranks."""
+    """All ranks' gradients concatenated, times both scale factors, and with Sum times the number of ranks."""
     members = size(forward.set_id)
     factor = tf.constant(forward.factor("prescale") * forward.factor("postscale"), tf.float64)
     if forward.op.get_attr("reduce_op") == Sum:
@@ -353,8 +354,8 @@ def _with_zeros(rows: tf.Tensor, like: tf.Tensor, parts: Callable[[], tuple[tf.T
     Args:
         rows: the rows of the ranks that have not joined, one rank after the other.
         like: a tensor with the shape of the result.
-        parts: a function that says for each rank whether `rows` has its rows, and the number of its rows in the result. It is
-            called only if rows are missing.
+        parts: a function that returns two vectors, with an element for each rank: whether `rows` has this rank's rows, and the
+            number of this rank's rows in the result. The function runs only if rows are missing.
 
     """
     filled = tf.cond(
@@ -367,7 +368,7 @@ def _with_zeros(rows: tf.Tensor, like: tf.Tensor, parts: Callable[[], tuple[tf.T
 
 
 def _require(condition: tf.Tensor, text: str) -> tf.Tensor:
-    """Makes an op that fails with this text, and with the status of a mismatch of the ranks, unless the condition is true."""
+    """Makes an op that fails with `text`, as ops fail on a mismatch of the ranks, unless `condition` is true."""
     code = tf.where(condition, int(ErrorCode.OK), int(ErrorCode.MISMATCH))
     return load().hvdlite_outcome(code=code, text=np.frombuffer(text.encode(), np.uint8))
 

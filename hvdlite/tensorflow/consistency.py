@@ -25,17 +25,18 @@ def check_consistency(
 ) -> ConsistencyChecker | None:
     """Checks that all ranks hold the same values, bit by bit. Collective over `process_set`. Call it eagerly.
 
-    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to host memory, all
-    together; others are not copied.
+    NaN and infinities are compared by their bits, too. Nothing is changed. Variables on GPUs are copied to host memory, which
+    must hold all these copies at the same time; other variables are not copied.
 
     Args:
         objects: the objects to compare: models and layers of Keras and modules of TensorFlow (their weights, frozen ones too),
             optimizers of Keras (all their variables), variables, tensors, arrays, numbers, and dicts, lists and tuples of
             these. Variables are paired by their order, because their names differ if a rank has made more models than others.
-        every: None to compare now; or a number of steps to get a checker. Call its ``step()`` after each step, outside of any
-            ``tf.function``. In ``fit`` use `hvdlite.keras.callbacks.ConsistencyCheckCallback`.
-        buffers: True: also compare the variables of models that no gradient changes. Such variables usually differ: moving
-            averages, such as those of batch normalization, are computed from a rank's own batches.
+        every: None: compare now. A number: return a checker that compares once in this number of training steps; call its
+            ``step()`` after each step, outside of any ``tf.function``. In ``fit`` use
+            `hvdlite.keras.callbacks.ConsistencyCheckCallback`.
+        buffers: True: also compare those variables of models that no gradient changes. Such variables usually differ, because
+            moving averages, such as those of batch normalization, are computed from a rank's own batches.
         process_set: the ranks to compare. The call does nothing on a rank that is not a member.
 
     Returns:
@@ -43,7 +44,7 @@ def check_consistency(
 
     Raises:
         MismatchError, InvalidArgumentError, HorovodInternalError: as for `hvdlite.check_consistency`.
-        UnsupportedError: it was called while a graph is made, whose variables have no values.
+        UnsupportedError: it was called while a graph is made; the variables of a graph have no values then.
 
     """
     if not tf.executing_eagerly():

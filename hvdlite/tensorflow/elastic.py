@@ -33,14 +33,14 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "loss_in", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """As `hvdlite.elastic.run`. An error of TensorFlow that means that a rank is lost counts as HorovodInternalError.
 
-    Other errors leave the function unchanged. This includes mismatches of the ranks (FailedPreconditionError,
-    DeadlineExceededError), because they would occur again in another run.
+    The function raises all other errors unchanged, mismatches of the ranks (FailedPreconditionError, DeadlineExceededError)
+    too, because they would occur again in another run.
     """
     return elastic.run(func, loss_in)
 
 
-# Pairs of an error of TensorFlow and the error of hvdlite that it stands for. After these, elastic training continues (see
-# `hvdlite.errors.ERRORS`).
+# Pairs of an error of TensorFlow and the error of hvdlite that it stands for (see `hvdlite.errors.ERRORS`). After these errors
+# elastic training continues, if `_OWN_TEXT` finds hvdlite's text in them.
 _LOSSES: list[tuple[type[Exception], type[HorovodInternalError]]] = [
     (tf.errors.AbortedError, AbortedError),
     (tf.errors.UnknownError, SystemFailure),
@@ -52,7 +52,7 @@ _OWN_TEXT = re.compile(
 
 
 def loss_in(error: Exception) -> HorovodInternalError | None:
-    """The HorovodInternalError that caused this error of TensorFlow; None: a lost rank did not cause it."""
+    """The HorovodInternalError that caused this error of TensorFlow; None: the error has another cause."""
     if failure_in(error) is not None:
         return xla.loss_in(error)
     found = next((own for theirs, own in _LOSSES if isinstance(error, theirs)), None)
@@ -70,7 +70,8 @@ class TensorFlowState(ObjectState):
     replaced: its variables are saved, restored and broadcast in place.
 
     Args:
-        variables: variables of TensorFlow (also v1) or Keras; None: the global variables of the v1 graph.
+        variables: variables of TensorFlow (also of TensorFlow 1) or Keras; None: the global variables of the default v1 graph
+            (a graph of TensorFlow 1).
         session: a session of ``tf.compat.v1``, for v1 graphs; None: the default session.
         **kwargs: names and first values of the attributes.
 
@@ -92,7 +93,7 @@ class TensorFlowState(ObjectState):
         super().__init__(broadcast_object, rank, **kwargs)
 
     def save(self) -> None:
-        """Copies variables and attributes, so that `restore` can set them."""
+        """Copies the values of variables and attributes, so that `restore` can set them to these values."""
         with all_or_none([self._handler]):
             self._handler.save()
             super().save()

@@ -1,7 +1,7 @@
-"""Makes errors of hvdlite errors of TensorFlow, too, so that a program can catch either class.
+"""Gives errors of hvdlite a class that is also a class of TensorFlow's errors, so that a program can catch either class.
 
-When an op fails, TensorFlow raises its own error. When hvdlite finds an error before the op runs, it raises an error that also
-has TensorFlow's class for the same status (`hvdlite.errors.ERRORS`). For example, a rank outside of the process set gets a
+When an op fails, TensorFlow raises its own error. When hvdlite finds an error before the op runs, hvdlite raises an error that
+also has TensorFlow's class for the same status (`hvdlite.errors.ERRORS`). For example, a rank outside of the process set gets a
 ``tf.errors.InvalidArgumentError``, as with Horovod.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["make_tensorflows"]
 def _both(own: type[HvdliteError], status: str) -> type[HvdliteError]:
     theirs = getattr(tf.errors, f"{status.title().replace('_', '')}Error")
 
-    # It takes TensorFlow's arguments, because Keras makes another error of the same class with a longer text.
+    # `init` takes TensorFlow's arguments, because Keras replaces an error by a new one of the same class with a longer text.
     def init(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:
         theirs.__init__(self, node_def, op, message, *args)
         self.args = (message,)
@@ -30,9 +30,9 @@ globals().update({kind.__name__: kind for kind in _BOTH.values()})  # pickle loo
 
 
 def make_tensorflows(error: HvdliteError) -> None:
-    """Changes the class of an error of hvdlite, in place, to one that is also an error of TensorFlow.
+    """Changes the class of an error in place: the new class derives from the old class and from a class of TensorFlow's errors.
 
-    The error keeps its traceback and its text, and stays an instance of its own class.
+    The error keeps its traceback and its text, and stays an instance of the old class.
     """
     both = _BOTH.get(type(error))
     if both is not None:

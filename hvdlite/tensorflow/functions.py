@@ -29,7 +29,7 @@ __all__ = [
 
 
 def broadcast_calls(process_set: ProcessSet) -> str:
-    """For error texts: the calls that give all ranks of a process set the model and the optimizer of its first rank."""
+    """For error texts: the calls that copy the first rank's model and optimizer to all ranks of a process set."""
     arguments = root_arguments(process_set)
     return " and ".join(f"hvd.broadcast_variables({owner}.variables, {arguments})" for owner in ("model", "optimizer"))
 
@@ -44,9 +44,9 @@ def broadcast_variables(
     """Assigns the root's values to variables on all ranks. Collective over `process_set`.
 
     Args:
-        variables: variables of TensorFlow (also v1, also references) or Keras. All ranks pass the same number of variables in
-            the same order, with the same shapes and dtypes. They are paired by their order, because their names differ if a
-            rank has made more models than others.
+        variables: variables of TensorFlow (also those of TensorFlow 1, also reference variables) or Keras. All ranks pass the
+            same number of variables in the same order, with the same shapes and dtypes. They are paired by their order, because
+            their names differ if a rank has made more models than others.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
         inplace: accepted for compatibility with Horovod; not used. The values are always assigned.
@@ -56,7 +56,7 @@ def broadcast_variables(
 
     Raises:
         InvalidArgumentError: this rank or the root is not a member of the process set, an element of `variables` is no
-            variable, or its dtype cannot be sent, such as string.
+            variable, or a variable has a dtype that cannot be sent, such as string.
         MismatchError: (eagerly) the ranks have different numbers of variables, or variables of different shapes or dtypes.
         HorovodInternalError: (eagerly) as for `hvdlite.broadcast`.
         tf.errors.OpError: (when the graph runs) the collective failed.
@@ -75,11 +75,11 @@ def broadcast_(
     Args:
         variables: as for `broadcast_variables`.
         root_rank: as for `broadcast_variables`.
-        name: a name for this call, the same on all ranks, by which their calls are matched.
+        name: a name for this call, the same on all ranks: the ranks' calls are matched by their names.
         process_set: as for `broadcast_variables`.
 
     Returns:
-        One tensor for each variable. In a graph it is computed after the variable has been assigned.
+        One tensor for each variable. In a graph a tensor is computed after its variable has been assigned.
 
     Raises:
         InvalidArgumentError, MismatchError, HorovodInternalError, tf.errors.OpError: as for `broadcast_variables`.
@@ -92,14 +92,14 @@ def broadcast_(
 
 
 def _broadcast(variables: Iterable[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[tf.Operation]:
-    """Makes the assignments of a graph and returns them. In eager mode it assigns at once, and returns an empty list."""
+    """In a graph: makes and returns the operations that broadcast and assign. Eagerly: assigns, and returns an empty list."""
     set_id = member_of(process_set, root_rank)
     kept = list(variables)
     targets = [_require_variable(name, place, variable) for place, variable in enumerate(kept)]
     labels, dtypes = [name_of(variable) for variable in kept], [target.dtype.base_dtype.name for target in targets]
     names = [f"{name}_{place + 1}of{len(targets)}" for place in range(len(targets))]
     if tf.executing_eagerly():
-        # By the core API, so that all broadcasts are in flight together. TensorFlow would wait for each one.
+        # With the core API all broadcasts are in flight together. TensorFlow's ops would wait for each broadcast.
         arrays = [np.asarray(target.numpy()) for target in targets]
         shapes = [array.shape for array in arrays]
         require_same_variables(name, list(zip(labels, dtypes, shapes, strict=True)), process_set)
@@ -128,7 +128,7 @@ def _require_variable(name: str, place: int, variable: Any) -> Any:
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Makes the operation that assigns the root's values to all global variables of the v1 graph, on all ranks.
+    """Makes the operation that assigns the root's values to all global variables of a graph of TensorFlow 1, on all ranks.
 
     Raises:
         UnsupportedError: it was called in eager mode, which has no list of all variables.
@@ -183,7 +183,7 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function that broadcasts its argument: it calls `broadcast_object` with these arguments, and raises its errors."""
+    """Returns a function that broadcasts its argument: it calls `broadcast_object`, with the arguments given here."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 

@@ -1,13 +1,13 @@
-"""Reduces gradients, for the tape, for v1 optimizers and for Keras on TensorFlow.
+"""Reduces gradients, for the tape, for optimizers of ``tf.compat.v1.train`` and for Keras on TensorFlow.
 
-- In a graph each gradient has its own operation, unless the user groups them. Each is in flight as soon as it is computed, and
-  the engine fuses operations that arrive together.
+- In a graph each gradient has its own operation, unless the user groups them. An operation is in flight as soon as the gradient
+  is computed, and the engine fuses operations that arrive together.
 - Eagerly an operation ends before the next one begins, so all dense gradients are in one group, unless the user groups them.
-- XLA runs operations one after another, in an order that it chooses, so all gradients are in one call.
+- XLA runs operations one after another, in an order that XLA chooses, so all gradients are in one call.
 
-When a step is traced, it is known which gradients are None. A gradient that is None is not sent, and stays None. The same
-gradients must be None on all ranks. Otherwise some ranks wait for a tensor that others never send, and the engine reports a
-deadlock (docs/sharp_edges.md).
+When TensorFlow traces a training step, it is known which gradients are None. A gradient that is None is not sent, and stays
+None. The same gradients must be None on all ranks. Otherwise some ranks wait for a tensor that other ranks never send, and the
+engine reports a deadlock (docs/sharp_edges.md).
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def allreduce_gradients(
     scoped: bool = True,
     weight: tf.Tensor | None = None,
 ) -> list[Gradient]:
-    """Reduces the gradients of one step. Collective over `process_set`.
+    """Reduces the gradients of one training step. Collective over `process_set`.
 
     Args:
         gradients: tensors and IndexedSlices, with the same shapes and dtypes on all ranks (IndexedSlices may differ in the
@@ -59,8 +59,8 @@ def allreduce_gradients(
         compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense. Under XLA they are always made dense, because XLA has no tensors of
             varying size.
-        groups: lists of indices of `gradients`. The dense gradients of a list are agreed on and sent together; one in no list
-            is sent alone. An index is in one list at most. None: see the module.
+        groups: lists of indices of `gradients`. The dense gradients of a list are agreed on and sent together; a gradient in no
+            list is sent alone. An index is in one list at most. None: see the docstring of the module.
         process_set: the ranks that take part.
         scoped: as for `hvdlite.tensorflow.names.collective_name`.
         weight: the weight of this rank in a weighted mean, from `hvdlite.tensorflow.tensors.as_weight`. Either all ranks give a
@@ -71,8 +71,8 @@ def allreduce_gradients(
 
     Raises:
         InvalidArgumentError: a gradient is no tensor, no IndexedSlices and not None; or the process set is not registered.
-        UnsupportedError: IndexedSlices that stay sparse, and an op other than Average and Sum, a codec, or integers with
-            Average; or `compression` cannot be used here.
+        UnsupportedError: for IndexedSlices that stay sparse, the op is not Average or Sum, `compression` is a codec, or the op
+            is Average and the values are integers; or `compression` cannot be used here.
         tf.errors.OpError: (when it runs) the collective failed, see docs/errors.md.
 
     """

@@ -5,9 +5,9 @@ two properties of TensorFlow that TensorFlow does not guarantee. Both are tested
 
 - An asynchronous kernel may end after its compute function has returned (csrc/bindings/tensorflow/done_callback.h). If the test
   fails, kernels wait inside the compute function.
-- The library can find the stream in which TensorFlow's kernels run on a GPU (gpu_stream.h in the same folder). This is used
-  with HVDLITE_TENSORFLOW_GPU_STREAMS, and tested on each GPU. If the test fails, tensors are copied through host memory, as
-  they are without that knob.
+- The library can find the stream in which TensorFlow's kernels run on a GPU (gpu_stream.h in the same folder). The stream is
+  used, and the test runs on each GPU, only with the knob HVDLITE_TENSORFLOW_GPU_STREAMS. If the test fails, tensors are copied
+  through host memory, as they are without the knob.
 """
 
 import ctypes
@@ -26,7 +26,8 @@ from hvdlite import config
 
 __all__ = ["LIBRARY", "is_asynchronous", "load"]
 
-# Results of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/ops.h). 0: the test gave no result.
+# Texts for results of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/ops.h); 1 means success. After the result 0, which
+# proves nothing, the test is repeated with more work.
 _VERDICTS = {
     1: "",
     -1: "no stream is where hvdlite expects it",
@@ -44,7 +45,7 @@ def load() -> Any:
             and HVDLITE_TENSORFLOW_GPU_STREAMS is set.
 
     Raises:
-        ImportError: the library is missing, or this TensorFlow lacks functions that it needs.
+        ImportError: the library is missing, or this TensorFlow lacks functions that the library needs.
     """
     return _open()[0]
 
@@ -52,7 +53,7 @@ def load() -> Any:
 def is_asynchronous() -> bool:
     """Whether kernels in graphs wait without occupying a thread of TensorFlow.
 
-    If they do not, they must run in the same order on all ranks.
+    If kernels occupy threads, they must run in the same order on all ranks (`hvdlite.tensorflow.making` says why).
 
     Raises:
         ImportError: as for `load`.
@@ -91,8 +92,8 @@ def _open() -> tuple[Any, bool]:
 def _doubt(ops: Any, native: ctypes.CDLL) -> str:
     """The reason why the kernels cannot be asynchronous; empty if they can."""
     if not native.hvdlite_tensorflow_has_async_kernels():
-        return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has)"
-    # Eagerly, also in a program of TensorFlow 1, which runs nothing eagerly.
+        return f"TensorFlow {tf.__version__} has no asynchronous kernels in its C API (2.13 has them)"
+    # The test runs eagerly, even in a program of TensorFlow 1, which otherwise runs nothing eagerly.
     with tf.init_scope(), context.eager_mode(), tf.device("/CPU:0"):
         if not int(ops.hvdlite_self_test()):
             return f"asynchronous kernels of TensorFlow {tf.__version__} do not end as hvdlite expects"
@@ -100,7 +101,7 @@ def _doubt(ops: Any, native: ctypes.CDLL) -> str:
 
 
 def _work_in_gpu_memory(ops: Any, native: ctypes.CDLL) -> bool:
-    """Whether kernels on GPUs work in GPU memory and in TensorFlow's stream. Warns if they should and cannot."""
+    """Whether kernels on GPUs work in GPU memory and in TensorFlow's stream. Warns if the knob is set, but they cannot."""
     knobs = config.from_environment()
     if not knobs.tensorflow_gpu_streams:
         return False
@@ -146,7 +147,7 @@ def _doubt_of_stream(ops: Any, gpu: str, cuda_library: str) -> str:
 
 
 def _late_number(number: float, rounds: int) -> tf.Tensor:
-    """A tensor with the number. The device computes it after `rounds` matrix products in its stream."""
+    """A tensor with the value `number`. The GPU computes this tensor after `rounds` matrix products in the same stream."""
     size = 2048
     matrix = tf.fill([size, size], 1.0 / size)
     for _ in range(rounds):

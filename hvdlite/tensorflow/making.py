@@ -1,23 +1,24 @@
 """Makes hvdlite's ops for TensorFlow, in the form that fits the mode and the graph.
 
 Each collective exists as an op without state and as an op with state. Eagerly there is no difference; the op with state is
-used, and waits in the thread that calls it, where TensorFlow would wait anyway. In a function only the inputs of an op without
-state order it, and TensorFlow removes it if its result is not used.
+used, and waits in the thread that calls it, where TensorFlow would wait anyway. In a ``tf.function`` an op without state runs
+as soon as its inputs are there, in no fixed order, and TensorFlow removes the op if its result is not used.
 
-If all inputs of an op without state are constants (the gradient of a linear loss may be one), TensorFlow evaluates the op once,
-while it optimizes the graph, and never again. So the op has one more input, the *anchor*, which TensorFlow does not take for a
-constant:
+If all inputs of an op without state are constants (the gradient of a linear loss may be a constant), TensorFlow evaluates the
+op once, when TensorFlow optimizes the graph, and never again. So the op has one more input, the *anchor*, which TensorFlow does
+not take for a constant:
 
 - In the outermost function the anchor is a random number. Ops for random numbers have state, but TensorFlow does not order them
   with other ops, so the anchor exists as soon as the function begins.
 - In inner functions and loops ops with state would prevent inlining. There the anchor is a tensor from outside that is too
-  large to become a constant of the function. (The outermost function does not use such a tensor, because it arrives after all
-  other arguments, which would delay reductions of arguments.)
+  large to become a constant of the function. (The outermost function does not use such a tensor, because a tensor from outside
+  arrives after all arguments of the function, so reductions of arguments would have to wait.)
 
 In three cases ops always have state: in graphs of TensorFlow 1, which does not order ops with state either; in the gradients of
-loops and branches, which cannot refer to tensors that these do not use; and if kernels are not asynchronous. In the last case
-each kernel that waits occupies a thread of TensorFlow, which has one thread for each processor. If the threads of two ranks
-waited for different tensors, they would wait forever.
+loops and branches, which cannot use a tensor from outside that the loop or branch itself does not use; and if kernels are not
+asynchronous. In the last case each kernel that waits occupies a thread of TensorFlow, which has one thread for each processor.
+If all threads of two ranks waited for different tensors, the ranks would wait forever. Ops with state run in the order of the
+program, which is the same on all ranks.
 """
 
 import re
@@ -37,9 +38,9 @@ from hvdlite.xla import TensorGroup
 
 __all__ = ["bits_of", "factor_of", "make"]
 
-# The name of the graph's collection that has the anchor.
+# The name of the graph's collection that contains the anchor.
 _ANCHORS = "hvdlite_anchors"
-# Captured tensors of up to 128 elements become constants of a function.
+# The number of elements of a captured anchor. Captured tensors of up to 128 elements become constants of a function.
 _CAPTURED_ELEMENTS = 256
 
 
@@ -91,7 +92,7 @@ def _compiled(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
 
 
 def bits_of(factor: float) -> int:
-    """A factor as an integer attribute of an op. An attribute that is a float has only 32 bits."""
+    """A factor as an integer attribute of an op, because an attribute that is a float has only 32 bits."""
     bits: int = struct.unpack("<q", struct.pack("<d", factor))[0]
     return bits
 

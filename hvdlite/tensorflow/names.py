@@ -1,13 +1,13 @@
 """Names of collectives. The engine matches the ranks' tensors by name.
 
 Eagerly operations run one after another, so the user's name is used unchanged. The name "" means that the operation gets a
-number when it runs. In a graph several operations are in flight together, in any order, so each needs a name:
+number when it runs. In a graph several operations are in flight together, in any order, so each needs a name of its own:
 
     train_step/scope/loss            the tf.functions being traced, the name scope, the name
     train_step/scope/loss_1          the second operation of that name in the same graph
 
-The name depends only on the program, and not on the number or the order of tracings. So all ranks that run the same program
-have the same names.
+A name depends only on the program, and not on the number or the order of tracings. So all ranks that run the same program have
+the same names.
 """
 
 import re
@@ -23,7 +23,7 @@ _taken: WeakKeyDictionary[tf.Graph, Counter[str]] = WeakKeyDictionary()
 
 
 def normalise(name: str) -> str:
-    """A TensorFlow name, with underscores for all characters except letters, digits, dots, dashes and slashes."""
+    """A TensorFlow name: underscores replace all characters except letters, digits, dots, dashes and slashes."""
     return re.sub(r"[^a-zA-Z0-9_.\-/]", "_", name)
 
 
@@ -35,7 +35,7 @@ def collective_name(name: str | None, default: str = "", ignore_scope: bool = Fa
         default: the name that a graph uses if `name` is None.
         ignore_scope: True: use the user's name alone. No other operation of that name may be in flight.
         scoped: True: the name scope is a part of the name. False is for names that are known to be the same on all ranks, while
-            the scope may differ: Keras numbers its scopes by the layers that this rank has made before.
+            the scope may differ, because Keras numbers its scopes, and the number depends on the layers that a rank has made.
     """
     if tf.executing_eagerly():
         return name or ""
@@ -47,7 +47,7 @@ def collective_name(name: str | None, default: str = "", ignore_scope: bool = Fa
 
 
 def numbered(name: str) -> str:
-    """The name, in a graph with a number if an operation of the graph has this name already, perhaps in a branch or loop."""
+    """The name. In a graph it gets a number if another operation of the graph, or of a branch or loop in it, has the name."""
     if tf.executing_eagerly():
         return name
     _, graph = _functions()
@@ -59,8 +59,8 @@ def numbered(name: str) -> str:
 def _functions() -> tuple[list[str], tf.Graph]:
     """The names of the functions that are being traced, the outermost first, and the graph of the outermost one.
 
-    Branches and loops have graphs, too, but their names are left out: TensorFlow numbers them in each process, and the numbers
-    may differ between ranks. For the same reason the number of a function's backward function is left out.
+    Branches and loops have graphs, too, but these graphs' names are left out: TensorFlow numbers them in each process, and the
+    numbers may differ between ranks. For the same reason the number of a function's backward function is left out.
     """
     graph = tf.compat.v1.get_default_graph()
     names: list[str] = []

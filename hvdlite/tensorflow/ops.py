@@ -9,8 +9,8 @@ Over 400 lines, because every function has Horovod's full signature. Gradients f
 
 `hvdlite.tensorflow.names` explains how operations without a name are matched, and the meaning of a name in a graph. If an
 operation fails when it runs, it raises a ``tf.errors.OpError``: FailedPreconditionError if the ranks disagree or hvdlite is not
-initialized, InvalidArgumentError for a bad argument (docs/errors.md lists all). XLA can compile `allreduce` and
-`grouped_allreduce` only: the other functions raise UnsupportedError in a program for XLA.
+initialized, InvalidArgumentError for a bad argument (docs/errors.md lists all errors). XLA can compile only `allreduce` and
+`grouped_allreduce`: the other functions raise UnsupportedError in a program for XLA.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def allreduce(
         op: Average (the default), Sum, Adasum, Min, Max or Product; for IndexedSlices Average or Sum.
         prescale_factor: a factor for each rank's tensor.
         postscale_factor: a factor for the result.
-        name: a name for the operation, the same on all ranks, by which their tensors are matched.
+        name: a name for the operation, the same on all ranks: the ranks' tensors are matched by their names.
         process_set: the ranks that take part.
         ignore_name_scope: True: in a graph, the name has no prefix of functions and name scopes.
         weight: the weight of this rank in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar tensor (eager or
@@ -88,8 +88,8 @@ def allreduce(
 
     Raises:
         InvalidArgumentError: an argument is wrong (None, a ragged tensor, strings), or this rank is not in the process set.
-        UnsupportedError: IndexedSlices with an op other than Average and Sum, with a codec, or of integers with Average; or
-            `compression` cannot be used here.
+        UnsupportedError: for IndexedSlices, `op` is not Average or Sum, `compression` is a codec, or `op` is Average and the
+            values are integers; or `compression` cannot be used here.
         tf.errors.OpError: (when it runs) the collective failed.
 
     """
@@ -436,14 +436,14 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def member_of(process_set: ProcessSet, root_rank: int) -> int:
-    """The number of a process set for a broadcast.
+    """Checks the process set of a broadcast, and returns the set's number.
 
     Raises:
         InvalidArgumentError: this rank or the root is not a member of the set.
 
     """
     set_id = member_id(process_set, Kind.BROADCAST)
-    # A graph may be made before hvdlite is initialized, and then the ranks are not known. The engine checks again.
+    # The engine checks the root, too: a graph may be made before hvdlite is initialized, when the set's ranks are not known.
     if process_set.ranks is not None and root_rank not in process_set.ranks:
         raise InvalidArgumentError(
             f"broadcast received invalid root rank {root_rank!r} for provided process set ({process_set}): root_rank is a "
@@ -457,7 +457,10 @@ def _on(device: str) -> AbstractContextManager[Any]:
 
 
 def _default(operation: str, tensor: tf.Tensor) -> str:
-    """The name in a graph of an operation to which the user gave no name. Eager tensors, also captured ones, have no name."""
+    """The name of an operation to which the user gave none: eagerly "", and in a graph made from the tensor's name.
+
+    Eager tensors have no name; if a graph has captured one, "constant" stands for the name.
+    """
     return "" if tf.executing_eagerly() else f"{operation}.{getattr(tensor, 'name', 'constant')}"
 
 

@@ -41,10 +41,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer reduce gradients over the ranks before it applies them.
 
-    An optimizer of ``tf.compat.v1.train`` reduces them in `compute_gradients` (and so in `minimize`). With op=Adasum each rank
-    makes its own step in `apply_gradients`, and the changes of the variables are reduced (Maleki et al., Scaling distributed
-    training with adaptive summation, MLSys 2021). An optimizer of Keras is wrapped by
-    `hvdlite.tensorflow.keras.DistributedOptimizer`, with the same arguments.
+    An optimizer of ``tf.compat.v1.train`` (a v1 optimizer) reduces gradients in `compute_gradients`, and so in `minimize`. With
+    op=Adasum it reduces no gradients: in `apply_gradients` each rank first updates its variables with its own gradients, and
+    then the changes of the variables are reduced (Maleki et al., Scaling distributed training with adaptive summation, MLSys
+    2021). An optimizer of Keras is wrapped by `hvdlite.tensorflow.keras.DistributedOptimizer`, with the same arguments.
 
     Args:
         optimizer: the optimizer. It is changed in place: it keeps its slots and gets another class. A v1 optimizer gets a
@@ -56,15 +56,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_sparse: accepted for compatibility with Horovod; TensorFlow chooses the devices.
         compression: a class with the methods of `hvdlite.compression.Compressor`, a codec, or `Compression.auto`.
         sparse_as_dense: True: make IndexedSlices dense before they are reduced.
-        backward_passes_per_step: number of passes whose gradients are added up on each rank before they are reduced and
-            applied.
+        backward_passes_per_step: number of backward passes whose gradients are added up on each rank before they are reduced
+            and applied.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
-        average_aggregated_gradients: True: divide the sum over the passes by their number.
+        average_aggregated_gradients: True: divide the sum over the passes by the number of passes.
         num_groups: deprecated, see `groups`.
-        groups: a number of groups in which the gradients are reduced, or lists of variables that are reduced together.
+        groups: a number of groups in which the gradients are reduced, or lists of variables whose gradients are reduced
+            together.
         process_set: the ranks that take part. On other ranks gradients are not reduced.
-        scale_local_gradients: True: divide gradients of local variables by the number of ranks.
+        scale_local_gradients: True: divide the gradients that `register_local_var` has excluded by the number of ranks.
         start_check: the reaction if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
             "broadcast" (not in graphs of TensorFlow 1), "warn" or "off"; None: the knob HVDLITE_START_CHECK decides.
 
@@ -73,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong, `optimizer` is no optimizer, or a v1 optimizer is wrapped already.
-        UnsupportedError: the compression keeps state from step to step; or for Keras, as for `hvdlite.keras`.
+        UnsupportedError: the compression keeps state from one training step to the next; or for Keras, as for `hvdlite.keras`.
 
     """
     if _is_keras(optimizer):
@@ -137,9 +138,9 @@ class _DistributedOptimizer:
     def weight(self) -> tf.Tensor | None:
         """The weight of this rank's gradients in the mean over the ranks; None: all ranks have the same weight.
 
-        It is a number of 0 or more, or a scalar tensor. Set it before `compute_gradients` or `minimize` is called (see
-        `DistributedGradientTape`). The weights of `backward_passes_per_step` passes are added up. Setting it raises
-        InvalidArgumentError for another value, and for an op other than Average.
+        A weight is a number of 0 or more, or a scalar tensor (see `DistributedGradientTape`). Set it before `compute_gradients`
+        or `minimize` is called. The weights of `backward_passes_per_step` passes are added up. Setting another value, or a
+        weight for an op other than Average, raises InvalidArgumentError.
         """
         return self._hvdlite.weight
 
@@ -161,7 +162,8 @@ class _DistributedOptimizer:
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
         """As the optimizer's own method, but the gradients are reduced over the ranks. Collective over the process set.
 
-        With `backward_passes_per_step` only the last pass returns reduced gradients. The others return this rank's sums.
+        Of `backward_passes_per_step` passes only the last returns reduced gradients. The other passes return this rank's sums
+        so far.
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         gradients, variables = zip(*pairs, strict=True)
@@ -170,7 +172,7 @@ class _DistributedOptimizer:
 
     @as_written
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """As the optimizer's own method. Before the last pass it does nothing, and does not count `global_step`."""
+        """As the optimizer's own method, but only the last pass updates variables and increments `global_step`."""
         pairs = list(grads_and_vars)
         gradients = [gradient for gradient, _ in pairs]
         return self._hvdlite_aggregation.apply(gradients, lambda: self._hvdlite_update(pairs, global_step, name))
@@ -183,7 +185,7 @@ _ADASUM = replace(OPTIMIZER, prefix="v1_adasum_optimizer", steps_alone=True)
 
 
 class _DistributedAdasumOptimizer(_DistributedOptimizer):
-    """The mixin for Adasum: each rank makes its own step, and Adasum combines the changes of all ranks' steps."""
+    """The mixin for Adasum: each rank updates its variables with its own gradients, and Adasum combines the ranks' changes."""
 
     def _hvdlite_reduce(self, gradients: list[Gradient], variables: list[Any], weight: tf.Tensor | None) -> list[Gradient]:
         local = self._hvdlite.local

@@ -1,10 +1,11 @@
 """`hvdlite.send` and `hvdlite.recv` for TensorFlow's eager tensors, with gradients.
 
-The adjoint of a send is a receive, and the other way round. A tape runs both eagerly, so only the parts of a model between the
-messages may be functions (``tf.function``). A tensor on a GPU is copied through host memory.
+In ``tape.gradient`` a send becomes a receive of the gradient, and a receive becomes a send. Messages are sent and received
+eagerly, so only the parts of a model between the messages may be functions (``tf.function``). A tensor on a GPU is copied
+through host memory.
 
 A tape does not know which of a rank's messages came first. If a rank both sends and receives, add the zero that `send` returns
-to the `like` of the next `recv`: then the tape takes the messages in the reverse order.
+to the `like` of the next `recv`: then the tape exchanges the gradients in the reverse order.
 """
 
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def recv(
         process_set: as for `hvdlite.recv`.
 
     Returns:
-        The tensor that was received; where `src` or `tag` is None, a `Received` with the tensor, its sender and its tag.
+        The tensor that was received; if `src` or `tag` is None, a `Received` with the tensor, its sender and its tag.
 
     Raises:
         UnsupportedError: as for `send`; or a tape asks for the gradient, and `src` or `tag` is None.
@@ -104,7 +105,7 @@ def recv(
 
 
 def _received(like: tf.Tensor, *message: Any) -> Any:
-    """What `hvdlite.recv` returns, with a new tensor like the given one."""
+    """What `hvdlite.recv` returns, with a new tensor of the shape and dtype of `like`."""
     received = point_to_point.recv(np.empty(like.shape, like.dtype.as_numpy_dtype), *message)
     if isinstance(received, Received):
         return received._replace(tensor=tf.convert_to_tensor(received.tensor))
@@ -112,13 +113,13 @@ def _received(like: tf.Tensor, *message: Any) -> Any:
 
 
 def _answered(gradient: tf.Tensor, message: Envelope) -> tf.Tensor:
-    """Sends the gradient. `like` gets zeros, because its values are not used."""
+    """Sends the gradient. Returns zeros, the gradient of recv's argument `like`, because the values of `like` are not used."""
     point_to_point.send(np.asarray(gradient), *message)
     return tf.zeros_like(gradient)
 
 
 def _once(make: Callable[[], tf.Tensor], source: tf.Tensor) -> tf.Tensor:
-    """A tensor that cannot be differentiated with respect to `source`: its other derivatives are on the other rank."""
+    """The result of `make`. Differentiating it again raises an error, because the derivative would be on the other rank."""
 
     def refuse(*_: tf.Tensor) -> NoReturn:
         raise UnsupportedError("a message between two ranks can be differentiated once only")
@@ -131,7 +132,7 @@ def _once(make: Callable[[], tf.Tensor], source: tf.Tensor) -> tf.Tensor:
 
 
 def _require_eager(function: str) -> None:
-    """Raises UnsupportedError while a graph is made, whose tensors have no values."""
+    """Raises UnsupportedError while a graph is made, because tensors of a graph have no values then."""
     if not tf.executing_eagerly():
         raise UnsupportedError(
             f"{function} works eagerly only, and this is a graph: call it between functions, outside of tf.function; or, "

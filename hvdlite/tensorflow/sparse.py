@@ -23,7 +23,7 @@ def allreduce_slices(
     set_id: int,
     weight: tf.Tensor | None = None,
 ) -> tf.IndexedSlices:
-    """Gathers the rows and indices of all ranks, which represent the sum or the mean. Collective over the process set.
+    """Gathers the rows and indices of all ranks; together they represent the sum or mean. Collective over the process set.
 
     Args:
         slices: rows of shape [n, ...] with indices of shape [n]. n may differ between ranks.
@@ -39,7 +39,7 @@ def allreduce_slices(
 
     Raises:
         InvalidArgumentError: `compression` is no such class.
-        UnsupportedError: `op` is not Average or Sum, it is Average and the rows are integers, or `compression` is a codec.
+        UnsupportedError: `op` is not Average or Sum, `op` is Average and the rows are integers, or `compression` is a codec.
 
     """
     if op not in (Average, Sum):

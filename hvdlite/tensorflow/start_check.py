@@ -1,4 +1,6 @@
-"""Compares the ranks' variables before the first reductions in TensorFlow, eager or in graphs (`hvdlite.start_check`).
+"""The start check (`hvdlite.start_check`) in TensorFlow: compares the ranks' variables before their gradients are reduced.
+
+A check has one *round* with each of the first reductions, eagerly or in graphs; in a round the ranks exchange digests.
 
 A tape that reduces gradients knows the variables, but not when they are updated, and not the optimizer. So variables count as
 updated when their values differ from those at the first reduction, and the optimizer's state is not compared. Programs of XLA
@@ -29,7 +31,7 @@ from hvdlite.tensorflow.xla import in_xla_context
 
 __all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
 
-# For each prefix and process set, by its ranks: the next number of a check.
+# The number of the next start check, for each pair of a prefix (`ReducerWording.prefix`) and the ranks of a process set.
 _serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
 _flags = itertools.count()
 _CHECKS = "_hvdlite_checks"  # attribute of the first variable of a list, with the checks that begin with this variable
@@ -41,10 +43,10 @@ class ReducerWording:
     """The texts that describe a tape or an optimizer that reduces gradients.
 
     Attributes:
-        function: name of the function that has made it.
-        prefix: start of the names of checks.
-        remedy: for a process set, the line of code that gives its ranks the same start.
-        evidence: name of the values that are compared to find ranks that read the same data.
+        function: name of the function that has made the tape or the optimizer.
+        prefix: start of the names of its start checks.
+        remedy: returns, for a process set, a text that says how to give the set's ranks the same variables.
+        evidence: name of the values that are compared to find out whether the ranks read the same data.
         steps_alone: True: each rank updates the variables before the reduction, so they are compared before the update.
     """
 
@@ -84,7 +86,7 @@ OPTIMIZER = ReducerWording(
 def after_comparison(
     sources: Sequence[Any], evidence: Any, process_set: ProcessSet, mode: str, reducer: ReducerWording
 ) -> contextlib.AbstractContextManager[Any]:
-    """Compares the ranks' variables if the check has rounds left. In a graph it makes operations that do so in each run.
+    """Makes a round of the start check of `sources`, if a round is left; in a graph, operations that do so in each run.
 
     In a graph of TensorFlow 1, operations that must come after the comparison have to be made in the returned context. A
     ``tf.function`` needs no context for later assignments: the comparison reads the variables, and TensorFlow orders
@@ -94,14 +96,14 @@ def after_comparison(
         sources: the variables. If an element is no variable, nothing is compared.
         evidence: tensors of this rank that differ between ranks if the ranks read different data.
         process_set: the ranks that train together.
-        mode: the reaction if they differ, from `hvdlite.start_check.mode_of`.
+        mode: the reaction if the variables differ, from `hvdlite.start_check.mode_of`.
         reducer: describes the tape or the optimizer that reduces the gradients of the variables.
 
     Returns:
         A context. Operations that are made in it wait for the comparison.
 
     Raises:
-        MismatchError: the ranks differ.
+        MismatchError: the ranks' variables differ, and `mode` is "error".
         UnsupportedError: `mode` is "broadcast" in a graph of TensorFlow 1.
 
     """
@@ -114,7 +116,7 @@ def after_comparison(
             check.round(*(tensor.numpy() for tensor in (*numbers, *check.variables)))
         return contextlib.nullcontext()
 
-    # The program need not initialize this variable. It gets its value after the last round, to show that the check has ended.
+    # The program need not initialize the variable `over`. After the last round it gets a value, so no run makes another round.
     with tf.device("CPU:0"):
         over = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=check.flag)
 
@@ -136,7 +138,7 @@ def after_comparison(
 
 
 class _TrainedInTensorFlow:
-    """The variables whose gradients are reduced (`hvdlite.start_check.Trained`)."""
+    """What the start check needs to know of the variables whose gradients are reduced (`hvdlite.start_check.Trained`)."""
 
     def __init__(self, reducer: ReducerWording, variables: Sequence[Any], process_set: ProcessSet) -> None:
         ranks = counter_of_ranks(process_set)
@@ -164,7 +166,7 @@ class _TrainedInTensorFlow:
 
 
 class _Check:
-    """Compares the ranks for one list of variables whose gradients are reduced together. Several tapes may use one check."""
+    """The start check of one list of variables whose gradients are reduced together. Several tapes may use one check."""
 
     def __init__(self, mode: str, variables: Sequence[Any], process_set: ProcessSet, reducer: ReducerWording) -> None:
         self._open = True
@@ -184,9 +186,9 @@ class _Check:
         return self._open and self._check.pending
 
     def round(self, *numbers: Any) -> None:
-        """Makes a round, if there is one left. All ranks make it at the same reduction. Collective over the process set.
+        """Makes a round, if a round is left. All ranks make a round at the same reduction. Collective over the process set.
 
-        A graph may call it from several threads at a time.
+        A graph may call this method from several threads at a time.
 
         Args:
             numbers: the values of the evidence on this rank, followed by the values of the variables.
@@ -202,11 +204,11 @@ class _Check:
     def round_of_graph(self, *numbers: Any) -> tuple[Any, Any, Any]:
         """Calls `round` for a graph, in a new thread that ends after the call.
 
-        A thread of TensorFlow must not make the call. The engine takes every living thread that has called it for one that may
-        call again, so it would not detect a deadlock.
+        A thread of TensorFlow must not make the call, because it lives on. The engine expects that each living thread that has
+        called the engine may call again, so the engine would not detect a deadlock.
 
         Returns:
-            The code and the bytes of the text of hvdlite's error, or of no error; and whether the check has no rounds left.
+            The code of hvdlite's error (0: no error), the bytes of the error's text, and whether the check has no round left.
 
         """
         code, text = 0, ""

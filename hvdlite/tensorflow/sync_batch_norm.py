@@ -19,7 +19,7 @@ __all__ = ["SyncBatchNormalization"]
 
 _KERAS_3 = not tf.keras.__version__.startswith("2.")
 
-# Arguments of Keras's layer that have no meaning over several ranks.
+# Arguments of Keras's layer that are refused, because they have no meaning over several ranks.
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment", "synchronized")
 
 
@@ -36,8 +36,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     Args:
         fused: must be False; accepted for compatibility with Horovod.
-        process_set: the ranks that share their statistics: a process set, a list of the ranks of a registered one, or None for
-            all ranks.
+        process_set: the ranks that share their statistics: a process set, a list of the ranks of a registered process set, or
+            None for all ranks.
         **kwargs: arguments of ``tf.keras.layers.BatchNormalization``.
 
     Raises:
@@ -70,10 +70,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
         Args:
             inputs: a tensor of shape [batch, ...].
-            training: True: normalize with the statistics of this batch, and update the moving statistics. It must be known when
-                a function is traced. A layer that is not trainable uses the moving statistics.
-            mask: a tensor with the shape of `inputs` without the last dimension. Values that it excludes do not count in the
-                statistics.
+            training: True: normalize with the statistics of all ranks' batches, and update the moving statistics. A layer that
+                is not trainable uses the moving statistics all the same. Must be known when a function is traced.
+            mask: a tensor with the shape of `inputs` without the last dimension. Values that the mask excludes do not count in
+                the statistics.
 
         Returns:
             A tensor with the shape of `inputs`, in the layer's compute dtype.
@@ -143,7 +143,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         """Mean, biased variance and count (a scalar) of all ranks' values, float64. Collective over the process set."""
         sums = tf.concat([own.count[None], own.sums, own.squares], 0)
         set_id = self.process_set.require_member(Kind.ALLREDUCE)
-        # Without the name of the layer and the scope: Keras numbers them by the layers that this rank has made before.
+        # The name contains no names of layers or scopes, because Keras numbers them by the layers that this rank has made.
         name = collective_name(None, f"sync_batch_norm.{set_id}", scoped=False)
         # A group of one tensor, because programs of XLA have only groups.
         (total,) = collective_ops.grouped_allreduce([sums], name=name, op=Sum, prescale=1.0, postscale=1.0, set_id=set_id)
@@ -160,8 +160,9 @@ class _LocalValues:
         center: the center of each channel, a float64 vector.
         count: number of values of each channel, a float64 scalar.
         sums: sum of the values of each channel, a float64 vector.
-        squares: sum of the squares for each channel, a float64 vector. It is computed from squared deviations, so that the
-            subtraction of large squares loses digits of float64, and not of the input's dtype.
+        squares: sum of the squares of the values of each channel, a float64 vector. It is computed from squared deviations, to
+            which the large squares of means are added in float64. So when the variance is computed, the subtraction of large
+            squares loses digits of float64, and not of the input's dtype.
 
     """
 
@@ -180,7 +181,7 @@ class _LocalValues:
         center = tf.stop_gradient(total(values) / tf.cast(each, values.dtype))
         self.deviations = values - tf.reshape(center, [-1 if place == axis else 1 for place in range(rank)])
         self.center = tf.cast(center, tf.float64)
-        # The center is a rounded mean, so the mean of the deviations is not 0. It matters if the mean is far from 0.
+        # The center is a rounded mean, so the mean of the deviations is not 0. This offset matters if the mean is far from 0.
         offset = tf.cast(total(self.deviations), tf.float64) / each
         mean = self.center + offset
         self.sums = self.count * mean

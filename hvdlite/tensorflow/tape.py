@@ -29,7 +29,7 @@ _Pairs = list[tuple[Any, Gradient]]
 def gradient_names(variables: Sequence[Any], generic: bool = False) -> list[str]:
     """Names for the gradients of variables: from the names of the variables, or (`generic`) from their indices.
 
-    Variables with the same name get the same name here. In graphs `collective_name` adds a number to it.
+    Variables with the same name get the same name here. In graphs `collective_name` then adds numbers to the names.
     """
     if generic:
         return [f"grad_{place}" for place in range(len(variables))]
@@ -48,7 +48,7 @@ class LocalSources:
     Args:
         scale: True: divide these gradients by the number of ranks, or with weights multiply them by this rank's share of all
             weights. Then they have the scale of gradients that are averages over the ranks. With op=Sum they are divided, too.
-        process_set: the ranks that are counted. A rank outside of it scales nothing.
+        process_set: the ranks that are counted. A rank outside of the process set scales nothing.
 
     """
 
@@ -65,7 +65,7 @@ class LocalSources:
         return identity_of(source) in self._sources
 
     def finish(self, gradients: Sequence[Gradient], weight: tf.Tensor | None = None) -> list[Gradient]:
-        """The gradients of local sources, scaled if `scale` is True. With a weight it is collective over the process set."""
+        """The gradients of local sources, scaled if `scale` is True. Collective over the process set if there is a weight."""
         found = [gradient for gradient in gradients if gradient is not None]
         if not found or not self._scale or self._process_set.included() is False:
             return list(gradients)
@@ -124,7 +124,7 @@ class Wrapping:
 
 
 class _DistributedGradientTape:
-    """The mixin for a tape that makes its `gradient` a collective."""
+    """The mixin for tapes: reduces the gradients that `gradient` returns."""
 
     _hvdlite: Wrapping
 
@@ -165,7 +165,7 @@ class _DistributedGradientTape:
 
         """
         flat = tf.nest.flatten(sources)
-        # Checked first, because a tape that is not persistent gives its gradients once.
+        # The weight is checked first, because a tape that is not persistent gives its gradients only once.
         weight = self._hvdlite.weight if weight is None else as_weight(weight, self._hvdlite.reduction.op)
         own = self._hvdlite_plain().gradient(target, flat, output_gradients, unconnected_gradients)
         names = gradient_names(flat, use_generic_names)
@@ -234,9 +234,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         op: Average, Sum or Adasum.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         num_groups: deprecated, see `groups`.
-        groups: a number of groups in which the gradients are reduced, or lists of variables that are reduced together.
+        groups: a number of groups in which the gradients are reduced, or lists of variables whose gradients are reduced
+            together.
         process_set: the ranks that take part. On other ranks gradients are not reduced.
-        scale_local_gradients: True: divide gradients of local sources by the number of ranks.
+        scale_local_gradients: True: divide the gradients of local sources (see `register_local_source`) by the number of ranks.
         start_check: the reaction if the ranks' variables differ after the first update (docs/sharp_edges.md): "error",
             "broadcast", "warn" or "off"; None: the knob HVDLITE_START_CHECK decides.
         weight: the weight of this rank's gradients, with op Average only: a number of 0 or more or a scalar tensor, such as the
@@ -251,7 +252,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: the compression keeps state from step to step.
+        UnsupportedError: the compression keeps state from one training step to the next.
 
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedGradientTape):
@@ -297,7 +298,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         num_groups: as for `DistributedGradientTape`.
         groups: as for `DistributedGradientTape`.
         process_set: as for `DistributedGradientTape`.
-        local_layers: a built layer of Keras, or a list of them. Their trainable weights become local sources.
+        local_layers: a built layer of Keras, or a list of built layers. Their trainable weights become local sources.
         scale_local_gradients: as for `DistributedGradientTape`.
         start_check: as for `DistributedGradientTape`.
         weight: as for `DistributedGradientTape`.

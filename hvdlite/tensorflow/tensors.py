@@ -48,11 +48,12 @@ def settle_for_dense(
 ) -> Any:
     """The compression argument; for `Compression.auto` the compression that is chosen for these tensors.
 
-    The engine codes no tensors on GPUs, and the devices of tensors in a graph are not known. So it chooses no codec if the
-    process has GPUs. The other arguments and the errors are those of `hvdlite.auto_compression.settle`.
+    The engine codes no tensors on GPUs, and the devices of tensors in a graph are not known. So no codec is chosen if the
+    process has GPUs. The other arguments are those of `hvdlite.auto_compression.settle`.
 
     Raises:
-        UnsupportedError: also if the shape of a tensor is unknown.
+        InvalidArgumentError, HorovodInternalError: as for `hvdlite.auto_compression.settle`.
+        UnsupportedError: as for `settle`; or, with `Compression.auto`, the shape of a tensor is unknown.
 
     """
     if not isinstance(compression, AutoCompression):
@@ -65,7 +66,7 @@ def settle_for_dense(
 
 
 def is_inexact(tensor: tf.Tensor) -> bool:
-    """Has it a floating-point or complex dtype? Only such tensors have gradients, and means of which no part is rounded off."""
+    """Has the tensor a floating-point or complex dtype? Only these dtypes have gradients, and means that are not integers."""
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
@@ -73,8 +74,8 @@ def as_weight(weight: Any, op: int) -> tf.Tensor:
     """A rank's weight in a weighted mean, as a scalar float64 tensor.
 
     Args:
-        weight: a number of 0 or more, or a real scalar tensor or variable. The value of a tensor of a graph is checked when the
-            graph runs, but not for IndexedSlices.
+        weight: a number of 0 or more, or a real scalar tensor or variable. The value of a tensor of a graph is checked only
+            when the graph runs, and never if IndexedSlices are reduced.
         op: the reduce operator.
 
     Raises:

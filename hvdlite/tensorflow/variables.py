@@ -12,5 +12,5 @@ def of_tensorflow(variable: Any) -> Any:
 
 
 def identity_of(source: Any) -> int:
-    """A number that identifies a variable or tensor while it exists. A Keras variable and its inner one have the same."""
+    """A number that identifies a variable or tensor while it exists, the same for a Keras variable and its ``tf.Variable``."""
     return id(of_tensorflow(source))

@@ -1,7 +1,8 @@
-"""Allreduce and broadcast inside programs that XLA compiles (``jit_compile=True``). Ops of a library cannot be used there.
+"""Allreduce and broadcast inside programs that XLA compiles (``jit_compile=True``). XLA cannot compile the ops of a library.
 
-XLA has custom calls instead: functions that get the addresses of buffers. hvdlite registers its custom calls through a part of
-TensorFlow that is not public. So it tests them once, and if they do not work, an error names the setting that avoids them.
+Instead of ops, XLA has *custom calls*: functions that get the addresses of buffers. hvdlite registers its custom calls through
+a part of TensorFlow that is not public. So hvdlite tests them once, and if they do not work, an error names the setting that
+avoids them.
 """
 
 import ctypes
@@ -26,9 +27,9 @@ __all__ = ["broadcast_from", "grouped_allreduce", "in_xla_context", "require_no_
 _REMEDY = "set jit_compile=False (an argument of model.compile in Keras, and of tf.function)"
 _SELF_TEST_TEXT = "hvdlite's self-test"
 
-# The attribute of a graph that has the token of its last call. The token is an operand of the next call, so XLA cannot change
-# their order. (It is in no table by graph, which would keep the graphs alive through their tensors, and in no collection of the
-# graph, which the graph shares with those of its branches.)
+# The attribute of a graph that holds a token: a result of the graph's last custom call. The token is an operand of the next
+# call, so XLA cannot change the order of the calls. (A table by graph would keep graphs alive through their tensors. A
+# collection of the graph is shared with the graphs of its branches.)
 _LAST = "_hvdlite_last_call"
 
 
@@ -53,12 +54,12 @@ def grouped_allreduce(tensors: Sequence[Any], group: TensorGroup, weight: tf.Ten
     """Reduces tensors in one custom call, in a graph for XLA. The call blocks the program, so pass all tensors in one call.
 
     If the call fails, the program raises ``tf.errors.InternalError``, and `hvdlite.xla.failure_in` returns the error of hvdlite
-    for it. With Average, Sum and Adasum the gradient is the same reduction of the gradients. For a weighted mean it is this
-    rank's share of their sum. Min, Max and Product have no gradient.
+    for it. With Average, Sum and Adasum the gradient is the same reduction of the incoming gradients. For a weighted mean it is
+    the sum of the incoming gradients, times this rank's share of all weights. Min, Max and Product have no gradient.
 
     Args:
         tensors: tensors of any dtype of `hvdlite.dtypes`, with static shapes.
-        group: says how they are reduced; without the dtypes and shapes, which are those of the tensors.
+        group: says how the tensors are reduced. Its own list of dtypes and shapes is replaced by those of the tensors.
         weight: if the group is weighted, the weight of this rank, a float64 scalar.
 
     Returns:
@@ -108,7 +109,7 @@ def grouped_allreduce(tensors: Sequence[Any], group: TensorGroup, weight: tf.Ten
 
 
 def broadcast_from(tensors: Sequence[Any], roots: Sequence[int], names: Sequence[str], set_id: int) -> list[tf.Tensor]:
-    """Broadcasts each tensor from its root in `roots`, all in one custom call, in a graph for XLA. It has no gradient."""
+    """Broadcasts each tensor from its root in `roots`, all in one custom call, in a graph for XLA. There is no gradient."""
     _require()
     groups = [
         TensorGroup(Kind.BROADCAST, name, [(tensor.dtype.name, tensor.shape.as_list())], root=root, process_set=set_id)
@@ -150,7 +151,7 @@ def _require() -> None:
     """Registers the custom calls and tests them, once in a process.
 
     Raises:
-        UnsupportedError: they do not work for hvdlite.
+        UnsupportedError: custom calls do not work for hvdlite, or TensorFlow uses GPUs.
     """
     if tf.config.list_logical_devices("GPU"):
         raise UnsupportedError(f"collectives in programs that XLA compiles work on CPUs only: {_REMEDY}")

@@ -179,7 +179,7 @@ def test_hvdlite_goes_before_an_installed_horovod_and_rank_0_says_so(real):
         """
     done = run(program, real)
     assert done.returncode == 0
-    assert done.stderr == f"import horovod imports hvdlite here; the one in {real / 'horovod' / '__init__.py'} is not used\n"
+    assert done.stderr == f"import horovod imports hvdlite here; the file {real / 'horovod' / '__init__.py'} is not used\n"
     assert run(program, real, env={"OMPI_COMM_WORLD_RANK": "1"}).stderr == ""
 
 

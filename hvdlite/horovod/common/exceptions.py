@@ -6,14 +6,14 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The installed version of a framework is not that for which Horovod was built.
+    """The installed version of a framework is not the version for which Horovod was built.
 
-    hvdlite is built for no version of a framework, so it never raises this.
+    hvdlite is built for no version of a framework, so it never raises this error.
 
     Attributes:
         name: name of the framework.
-        version: the version that is installed.
-        installed_version: the version for which Horovod was built.
+        version: the version of the framework that is installed now.
+        installed_version: the version that was installed when Horovod was built.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:

@@ -38,12 +38,12 @@ _cache = functools.cache  # not public, but programs import it
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether hvdlite has a door for this framework (such as ``"torch"``) and the framework is installed. Imports neither."""
+    """Whether hvdlite has a door for a framework, such as ``"torch"``, and the framework is installed. Imports neither."""
     return all(importlib.util.find_spec(name) is not None for name in (f"hvdlite.{ext_base_name}", ext_base_name))
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Checks `extension_available`. There is nothing else to check, because hvdlite is not compiled for a framework.
+    """Raises an error if `extension_available` is False. It checks nothing else, because hvdlite is compiled for no framework.
 
     Args:
         ext_name: name of a door, such as ``"horovod.torch"``.
@@ -59,7 +59,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework (``"torch"`` or ``"tensorflow"``) finds a GPU. It imports the framework."""
+    """Whether the framework (``"torch"`` or ``"tensorflow"``) finds a GPU. The call imports the framework."""
     if not extension_available(ext_base_name):
         return False
     framework: Any = importlib.import_module(ext_base_name)
@@ -99,7 +99,7 @@ def get_ext_suffix() -> str:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """A function of the arguments ``op`` and ``average`` (the older one) that returns the reduce operator.
+    """Returns a function of ``op`` and ``average``, the older argument for ``op``, that returns the reduce operator.
 
     Args:
         reduce_ops: accepted for compatibility with Horovod; not used, because operators are the same numbers in all doors.
@@ -124,7 +124,7 @@ def check_installed_version(name: str, version: str, exception: BaseException | 
 
 def is_iterable(x: Any) -> bool:
     """Whether a loop over `x` is possible."""
-    # Not isinstance with Iterable, because an object may have only __getitem__.
+    # isinstance(x, Iterable) is False for an object that has only __getitem__.
     try:
         iter(x)
     except TypeError:
@@ -140,7 +140,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         target: a version of three numbers, such as ``"2.1.0"``.
 
     Raises:
-        ValueError: an argument does not have this form.
+        ValueError: `ver` or `target` is no version of the form described here.
     """
     if not (isinstance(ver, str) and isinstance(target, str)):
         raise ValueError(f"pass versions as text, such as '2.1.0'; got {ver!r} and {target!r}")

@@ -46,13 +46,13 @@ def run(
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: number of ranks.
-        min_num_proc: not supported, like the other arguments of elastic jobs: the ranks of such a job do not change.
+        min_num_proc: not supported, like all arguments for elastic jobs, because `run` starts a job whose ranks do not change.
         max_num_proc: not supported.
         slots: not supported.
         reset_limit: not supported.
         cooldown_range: not supported.
         hosts: the hosts and the number of ranks on each, such as ``"a:2,b:2"``. For other hosts than this one call
-            `hvdlite.run`, which has the argument ``folder`` that they need.
+            `hvdlite.run`, because other hosts need its argument ``folder``.
         hostfile: path of a file with the hosts, as for `hosts`.
         host_discovery_script: not supported.
         start_timeout: seconds within which all ranks must start.
@@ -75,7 +75,7 @@ def run(
         The results of the function, in the order of ranks.
 
     Raises:
-        InvalidArgumentError: arguments contradict each other, or a host is not this one.
+        InvalidArgumentError: arguments contradict each other, or `hosts` or `hostfile` names another host than this one.
         UnsupportedError: an argument is not supported.
         Exception, PeerLostError, SystemFailure: as for `hvdlite.run`.
     """
@@ -98,8 +98,8 @@ def run(
     asked = [name for name, value in elastic.items() if value is not None]
     if asked:
         raise UnsupportedError(
-            f"horovod.run({', '.join(asked)}) is not supported: the ranks of such a job do not change. For training that "
-            "continues when ranks die, start a script with hvdlite run --elastic (docs/elastic.md)"
+            f"horovod.run({', '.join(asked)}) is not supported: the ranks of a job of horovod.run do not change. For training "
+            "that continues when ranks die, start a script with hvdlite run --elastic (docs/elastic.md)"
         )
     return functions.run(
         func,

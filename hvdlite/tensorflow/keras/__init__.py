@@ -1,4 +1,4 @@
-"""The names of ``horovod.tensorflow.keras``: those of `hvdlite.keras`, with Horovod's other order of some arguments."""
+"""The names of ``horovod.tensorflow.keras``: those of `hvdlite.keras`. `DistributedOptimizer` has another argument order."""
 
 from collections.abc import Sequence
 from typing import Any

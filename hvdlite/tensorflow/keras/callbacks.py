@@ -1,4 +1,7 @@
-"""The names of ``horovod.tensorflow.keras.callbacks``. One callback has another order of arguments than in `hvdlite.keras`."""
+"""The names of ``horovod.tensorflow.keras.callbacks``: those of `hvdlite.keras.callbacks`.
+
+Only the arguments of `BestModelCheckpoint` have another order.
+"""
 
 from typing import Any
 

@@ -115,8 +115,8 @@ def execute_function_multithreaded(
         The result of each call, by its index in `args_list`; None if `block_until_all_done` is False.
 
     Raises:
-        Exception: (if `block_until_all_done` is True) a call failed; all calls have ended. If several calls fail, the exception
-            of the first one in `args_list`.
+        Exception: (if `block_until_all_done` is True) a call failed; all calls have ended. If several calls fail, it is the
+            exception of the failed call that is first in `args_list`.
     """
     threads = max(1, min(max_concurrent_executions, len(args_list)))
     if block_until_all_done:

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.env``: reads this process's rank and size from the environment."""
+"""``horovod.runner.common.util.env``: reads this process's rank and size from the launcher's variables."""
 
 from hvdlite.config import rank_and_size_by_launcher as get_env_rank_and_size
 
