@@ -2,7 +2,6 @@
 
 import argparse
 import ipaddress
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -79,9 +78,8 @@ def _run(arguments: argparse.Namespace, program: str, seconds: float) -> dict[in
     """Runs a program on each host; returns what the program has printed there as JSON, by the host's place in the list."""
     found: dict[int, dict[str, Any]] = {}
 
-    def take(place: int, line: str) -> bool:
-        if line.startswith("{"):
-            found[place] = json.loads(line)
+    def take(place: int, its: dict[str, Any]) -> bool:
+        found[place] = its
         return True
 
     on_hosts.run_on_hosts(arguments, [sys.executable, "-c", program], take, seconds)

@@ -1,8 +1,9 @@
-"""Runs a small program on each of several hosts, and passes on the lines that it prints. The programs start like ranks of
-``hvdlite run``.
+"""Runs a small program on each of several hosts, and passes on the JSON objects that it prints. The programs start like ranks
+of ``hvdlite run``.
 """
 
 import argparse
+import json
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import plan
@@ -33,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run_on_hosts(
     arguments: argparse.Namespace,
     command: Sequence[str],
-    take: Callable[[int, str], bool],
+    take: Callable[[int, dict[str, Any]], bool],
     seconds: float | None = None,
 ) -> None:
     """Runs a program on each host of ``arguments.hosts`` until all programs have ended.
@@ -41,8 +42,9 @@ def run_on_hosts(
     Args:
         arguments: the parsed arguments, with ``hosts`` and the flags of `add_flags`.
         command: the command line of the program, the same on all hosts.
-        take: a function that is called for each line that a program prints to stdout, with the host's place in the list and
-            the line. If the function returns false, all programs are ended.
+        take: a function that is called for each line of a program's stdout that is a JSON object, with the host's place in the
+            list and the object. (Other lines are not the program's: a start-up file of Python on the host may print them.) If
+            the function returns false, all programs are ended.
         seconds: the time after which the programs are ended; None for no limit.
 
     Raises:
@@ -100,7 +102,7 @@ def _words(outcome: JobOutcome, output: "_LinesOfHosts") -> str:
 
 
 class _LinesOfHosts(RankOutput):
-    """Passes on whole lines of stdout, and keeps all other output for error texts.
+    """Passes on the JSON objects in the lines of stdout, and keeps the output of stderr for error texts.
 
     Attributes:
         said: the last lines that the launcher itself has printed.
@@ -108,7 +110,7 @@ class _LinesOfHosts(RankOutput):
         stopped: has `take` returned false?
     """
 
-    def __init__(self, hosts: int, take: Callable[[int, str], bool], nowhere: TextIO) -> None:
+    def __init__(self, hosts: int, take: Callable[[int, dict[str, Any]], bool], nowhere: TextIO) -> None:
         super().__init__(hosts, stdout=nowhere, stderr=nowhere)
         self._take = take
         self._rests: dict[int, str] = {}  # the beginnings of lines that arrive in pieces
@@ -123,9 +125,18 @@ class _LinesOfHosts(RankOutput):
         whole = self._rests.pop(rank, "") + text
         if ending != "\n":
             self._rests[rank] = whole
-        elif not self.stopped and not self._take(rank, whole):
+        elif not self.stopped and (found := _object(whole)) is not None and not self._take(rank, found):
             self.stopped = True
             self.stop()
 
     def launcher(self, kind: str, text: str) -> None:
         self.said.append(text)
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    """The JSON object that a line is; None if it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

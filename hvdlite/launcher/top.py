@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from hvdlite._version import __version__
 from hvdlite.errors import InvalidArgumentError, SystemFailure, UnsupportedError
@@ -183,14 +184,14 @@ class LooksTogether:
         self._hosts, self._viewer = hosts, viewer
         self._latest: dict[int, list[Answer]] = {}
 
-    def take(self, host: int, line: str) -> bool:
-        """Takes a line that the program on a host has printed. Returns false if the viewer has nothing more to see.
+    def take(self, host: int, look: dict[str, Any]) -> bool:
+        """Takes a look that the program on a host has printed. Returns false if the viewer has nothing more to see.
 
         Args:
             host: the host's place in the list of hosts.
-            line: the look as JSON.
+            look: the look; ``answers`` has the answers of the host's ranks.
         """
-        self._latest[host] = json.loads(line)["answers"]
+        self._latest[host] = look["answers"]
         if len(self._latest) < self._hosts:
             return True
         answers = [answer for found in self._latest.values() for answer in found]

@@ -132,8 +132,7 @@ def test_hosts_that_cannot_start_a_job_are_not_measured(monkeypatch, capsys):
     def run(arguments, command, take, seconds):
         programs.append(command[2])
         for place, each in enumerate(facts):
-            take(place, "a line of a site's own start-up file")
-            take(place, json.dumps(each))
+            take(place, each)
 
     monkeypatch.setattr(on_hosts, "run_on_hosts", run)
     assert cli.main(["doctor", "--hosts", "h0,h1"]) == 1
@@ -146,7 +145,7 @@ def test_a_job_that_fails_between_hosts(monkeypatch, capsys):
         if command[2] == host_probes.MEASURE:
             raise SystemFailure("a program on the hosts h0,h1 did not end within 180 seconds")
         for place, name in enumerate("ab"):
-            take(place, json.dumps(host(name, f"10.0.0.{place}")))
+            take(place, host(name, f"10.0.0.{place}"))
 
     monkeypatch.setattr(on_hosts, "run_on_hosts", run)
     assert cli.main(["doctor", "--hosts", "h0,h1", "--json"]) == 1

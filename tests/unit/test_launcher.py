@@ -208,7 +208,7 @@ def test_mistakes_on_the_command_line(capsys):
         (["run", "-n", "2", "-x", "=v", "x"], "-x =v names no variable: write -x NAME or -x NAME=VALUE"),
         (["run", "-n", "2", "--grace", "nan", "x"], "--grace: 'nan' is not a number of seconds above 0"),
         (["run", "-n", "2", "--output-filename", "/proc/x", "x"], "copied to /proc/x: /proc/x cannot be made: No such file"),
-        (["run", "-n", "2", "--spares", "2", "--min-np", "3", "x"], "--min-np 3: the job has 2 ranks"),
+        (["run", "-n", "2", "--spares", "2", "--min-np", "3", "x"], "--min-np 3: this is more than the 2 ranks"),
         (["-n", "2", "python", "my x.py"], "this starts ranks: hvdlite run -n 2 python 'my x.py'"),
         (["train.py"], "this starts ranks: hvdlite run train.py"),
         (["run", "-n", "2", "--start-timeout", "nan", "true"], "'nan' is not a number of seconds above 0"),

@@ -193,7 +193,7 @@ def test_the_table_of_sockets(tmp_path, monkeypatch):
 
 def say(together, host, *answers):
     """The program on a host prints a look."""
-    return together.take(host, json.dumps({"host": "h", "answers": answers}))
+    return together.take(host, {"host": "h", "answers": answers})
 
 
 def test_looks_of_several_hosts_are_put_together():
@@ -225,18 +225,26 @@ def test_figures_of_one_look_wait_for_the_host_that_is_late():
     assert [(each.rank, each.seconds) for each in shown[0].ranks] == [(0, 1.0), (2, 1.5)]
 
 
-def test_lines_of_hosts_come_in_pieces():
+def test_objects_of_hosts_come_in_pieces_and_between_lines_of_other_programs():
     taken, ended = [], []
 
-    def take(host, line):
-        taken.append((host, line))
-        return line != "last"
+    def take(host, found):
+        taken.append((host, found))
+        return found != {"last": 1}
 
     lines = on_hosts._LinesOfHosts(2, take, io.StringIO())
     lines.stop = lambda: ended.append(True)
-    for host, text, ending in ((0, "a", ""), (1, "c", "\n"), (0, "b", "\n"), (1, "last", "\n"), (0, "more", "\n")):
+    for host, text, ending in (
+        (0, '{"a": ', ""),
+        (1, "a start-up file of this host's Python says {hello}", "\n"),
+        (1, '["no object"]', "\n"),
+        (1, "{}", "\n"),
+        (0, "2}", "\n"),
+        (1, '{"last": 1}', "\n"),
+        (0, '{"more": 3}', "\n"),
+    ):
         lines.line("o", host, text, ending)
-    assert (taken, ended) == ([(1, "c"), (0, "ab"), (1, "last")], [True])
+    assert (taken, ended) == ([(1, {}), (0, {"a": 2}), (1, {"last": 1})], [True])
 
 
 def test_an_agent_prints_its_looks(monkeypatch, capsys):
