@@ -254,7 +254,7 @@ def child_environment() -> dict[str, str]:
 
 
 def rank_by_launcher() -> str | None:
-    """A text that identifies this rank: only processes with its launcher's variables get it. None without a launcher.
+    """A text that identifies this rank: only processes with the rank's variables get it. None without a launcher's variables.
 
     Hydra (MPICH's launcher) gives each rank an open socket, and a variable with the number of the socket. A program that a rank
     starts inherits the variable, but most such programs do not inherit the socket. Without the socket the text is empty.
@@ -448,7 +448,7 @@ def set_unless_set(variables: Mapping[str, str]) -> None:
 
 
 def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
-    """Does torch.distributed's ``env://`` lack a variable? It needs none for the rank or size if its caller passes that."""
+    """Does torch.distributed's ``env://`` lack a variable? It needs none for a rank or size that its caller knows already."""
     needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
     return not all(os.environ.get(variable) for variable in needed)
 
