@@ -137,7 +137,7 @@ def choose_shim(loaded: LoadedMpi, shims: Mapping[str, str]) -> str:
     raise SystemFailure(
         f"hvdlite was built for {built}, but {seen}. Either let mpi4py load the MPI that hvdlite was built for, by "
         f"MPI4PY_MPIABI={first} with MPI4PY_LIBMPI=/path/to/{_SONAMES.get(first, 'libmpi.so')}, and start the job with that "
-        f"MPI's mpirun; or build hvdlite for the loaded one: {rebuild}."
+        f"MPI's mpirun; or build hvdlite for the loaded MPI: {rebuild}."
     )
 
 

@@ -65,7 +65,7 @@ def require_same_variables(
     if differing:
         raise MismatchError(
             f"{operation} in process set {process_set.process_set_id}: {differing}; pass the same variables in the same order "
-            "on every rank (build the same model and the same optimizer there first)"
+            "on every rank (first build the same model and the same optimizer on every rank)"
         )
     for name, (_, dtype, _) in zip(names, variables, strict=True):
         code_of_name(dtype, f"variable {name!r} given to {operation}")

@@ -90,7 +90,7 @@ def settle(
     if traced and RUNTIME.pool is not None:
         raise UnsupportedError(
             "compression is auto, and the job is elastic: ranks that join later would measure, while the compiled programs of "
-            "the others keep an earlier choice. "
+            "the other ranks keep an earlier choice. "
             "Name one compression; `hvdlite tune --link` says which one makes a step shorter"
         )
     found = list(tensors)

@@ -3,7 +3,7 @@
 
 In this file *settings* are values for some knobs. Each combination of settings gets an engine of its own over the job's
 communicator. So one job can measure two combinations in turn, and can try every knob, even those that an engine reads only when
-the engine is made. An engine sleeps while the other one is measured. All ranks use the times of the slowest rank and rank 0's
+the engine is made. One engine sleeps while the other is measured. All ranks use the times of the slowest rank and rank 0's
 clock, so all reach the same result.
 
 ``python -m hvdlite.autotune`` is what ``hvdlite tune`` starts on every rank.

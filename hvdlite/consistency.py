@@ -124,8 +124,8 @@ class RankComparison:
             Exception: this rank cannot read its objects; the exception is the one that reading raised.
         """
         _, problem = self._listed(objects)
-        readable = "can be read" if problem is None else f"cannot: {problem}"
-        facts = [("every", every), ("what was given to it", readable)]
+        readable = "possible" if problem is None else f"impossible: {problem}"
+        facts = [("every", every), ("reading the objects", readable)]
         _, differing = compare(facts, f"{_NAME}.every", self._process_set)
         if problem is not None:
             raise problem

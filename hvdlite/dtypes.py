@@ -1,4 +1,4 @@
-"""The dtypes that the engine knows, with the numbers and names of csrc/base/types.h. It can only move elements of other dtypes.
+"""The dtypes that the engine knows, with the numbers and names of csrc/base/types.h. Elements of other dtypes it only moves.
 
 NumPy has no bfloat16. The package ml_dtypes adds one; this module recognises it by its name and never imports that package.
 """

@@ -169,7 +169,8 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
 
     Raises:
         InvalidArgumentError, UnsupportedError: an operation is neither `isend` nor `irecv`, or one of its arguments is wrong,
-            as for `send` and `recv`. Then nothing is posted. All other errors are raised by `synchronize` of the handle.
+            as for `send` and `recv`. Then nothing is posted. Later errors of the messages are raised by the handle's
+            `synchronize`.
     """
     kinds = [_kind_of(operation[0]) for operation in operations]
     known = RUNTIME.engine

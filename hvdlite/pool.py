@@ -306,7 +306,7 @@ class Spare:
         return self._reports
 
     def end(self) -> None:
-        """Runs in the exit handler. Kills this process unless the job is over: MPI reports only killed processes to the others."""
+        """Runs in the exit handler. Kills this process unless the job is over, because MPI reports only killed processes."""
         if self._over is SpareCall.NONE:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

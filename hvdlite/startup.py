@@ -264,7 +264,7 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
         f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
         f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
         f"{beside or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
-        "or set MPI4PY_MPIABI so that mpi4py loads the other one."
+        "or set MPI4PY_MPIABI so that mpi4py loads the launcher's MPI."
     )
 
 

@@ -128,8 +128,8 @@ class Stats:
             )
         if earlier.seconds > self.seconds or earlier.operations > self.operations or earlier.steps > self.steps:
             raise InvalidArgumentError(
-                f"these stats span {self.seconds:.3f} s and {self.operations} operations, what is subtracted "
-                f"{earlier.seconds:.3f} s and {earlier.operations}: "
+                f"these stats span {self.seconds:.3f} s and {self.operations} operations, but the subtracted stats span "
+                f"{earlier.seconds:.3f} s and {earlier.operations} operations: "
                 "subtract the earlier snapshot from the later one"
             )
         values: dict[str, Any] = {"rank": self.rank, "size": self.size, "job": self.job}
