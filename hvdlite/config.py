@@ -309,8 +309,8 @@ def torchrun_place(environ: Mapping[str, str] = os.environ) -> TorchrunPlace | N
     """This process's place, or None if torchrun has not started this process.
 
     Also None if an MPI's launcher gives the same rank and the same number of ranks as torchrun, because mpirun has then started
-    one torchrun for each rank. If MPI's launcher and torchrun give different numbers, torchrun's count: MPI's belong to the
-    torchrun itself, which passes them on to its processes.
+    one torchrun for each rank. If MPI's launcher and torchrun give different numbers, torchrun's count, because the numbers of
+    MPI's launcher belong to the torchrun itself, which passes them on to its processes.
 
     Raises:
         InvalidArgumentError: a variable of torchrun is missing, or is no number.

@@ -177,8 +177,8 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "ledger_copies",
         16,
-        "The largest number of ranks (32 at most) with which a process set whose ranks share no memory agrees without a "
-        "coordinator: each rank then keeps a copy of the set's ledger. 0: never.",
+        "The largest number of ranks (32 at most) with which a process set that cannot share its ledger in memory agrees "
+        "without a coordinator: each rank then keeps a copy of the ledger. 0: never.",
     ),
     Knob("segment_bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", unit="bytes", low=1),
     Knob(

@@ -440,7 +440,7 @@ def _placed(backend: TensorBackend, output: Any, adopted: Any, step: Finish, res
 
 
 def made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
-    """Runs the step. If the current stream is not that of the submission, first tells the framework that it uses `made`."""
+    """Runs the step. If the current stream is not the submission's, first tells the framework that this stream uses `made`."""
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)
     return step(result)
