@@ -1,7 +1,7 @@
 """hvdlite: data-parallel training over MPI, with Horovod's interface.
 
-``import hvdlite`` loads neither MPI nor the native engine nor any framework: every name below is fetched from its
-module when it is first used. `hvdlite.init` starts MPI.
+``import hvdlite`` loads neither MPI nor the native engine nor any framework: each public name is fetched from its
+module when the name is first used. `hvdlite.init` starts MPI.
 """
 
 from importlib import import_module

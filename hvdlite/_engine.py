@@ -1,4 +1,4 @@
-"""Python loads this file only if the native module of the same name is missing. It raises an error that names the remedy."""
+"""Python loads this file only if the native module of the same name is missing. The file raises an error with the remedy."""
 
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES

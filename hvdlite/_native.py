@@ -1,7 +1,7 @@
-"""Loads the native module, and finds the shim for the MPI that mpi4py has loaded; the native core opens the shim.
+"""Loads the native module, and finds the shim: the small library through which the native module calls MPI.
 
-Handles and constants differ between Open MPI and MPICH, so hvdlite carries one small library for each MPI it was built
-for (``hvdlite_mpi_<family>.so``), and only the one for the loaded MPI may be opened.
+Handles and constants differ between Open MPI and MPICH. So hvdlite has one shim for each MPI that it was built for
+(``hvdlite_mpi_<family>.so``), and may open only the shim for the MPI that mpi4py has loaded.
 """
 
 import os
@@ -38,8 +38,8 @@ class LoadedMpi:
     """The MPI that mpi4py has loaded.
 
     Attributes:
-        family: ``openmpi``, ``mpich``, or what mpi4py calls an ABI that hvdlite has no shim for.
-        version: name and number, as the library describes itself.
+        family: ``openmpi`` or ``mpich``; or ``mpiabi`` or ``unknown``, for which hvdlite has no shim.
+        version: the name and the version number in the MPI library's description of itself.
         module: the file of mpi4py's module.
         libraries: the MPI libraries mapped into this process.
     """
@@ -60,7 +60,7 @@ def shim_path() -> str:
 
 
 def loaded_mpi() -> LoadedMpi:
-    """The MPI that mpi4py has loaded; loads it if needed."""
+    """The MPI that mpi4py has loaded; loads mpi4py if needed."""
     from mpi4py import MPI
 
     description = MPI.Get_library_version().strip("\0 \n")
@@ -70,13 +70,13 @@ def loaded_mpi() -> LoadedMpi:
 
 
 def mapped_files(path: str | Path = "/proc/self/maps") -> str:
-    """The text of /proc/self/maps; empty on systems without it. The paths in it need not be UTF-8."""
+    """The text of /proc/self/maps; empty on systems without that file. Paths in the text need not be UTF-8."""
     maps = Path(path)
     return os.fsdecode(maps.read_bytes()) if maps.exists() else ""
 
 
 def family_of(module: str, description: str) -> str:
-    """The family of an MPI, from the name of mpi4py's module, or, if mpi4py was built for one MPI, from the library's text.
+    """The family of an MPI: from the file name of mpi4py's module, or, if that names no family, from MPI's description.
 
     >>> family_of("/site-packages/mpi4py/MPI.mpich.cpython-311-x86_64-linux-gnu.so", "MPICH Version: 5.0.2")
     'mpich'
@@ -109,7 +109,7 @@ def loaded_libraries(maps: str) -> tuple[str, ...]:
 
 
 def built_shims(folder: Path) -> dict[str, str]:
-    """Family to path of the shims in a folder."""
+    """The paths of the shims in a folder, by the family of MPI that each is for."""
     return {path.stem.removeprefix("hvdlite_mpi_"): str(path) for path in sorted(folder.glob("hvdlite_mpi_*.so"))}
 
 
@@ -117,7 +117,7 @@ def choose_shim(loaded: LoadedMpi, shims: Mapping[str, str]) -> str:
     """The path of the shim for the loaded MPI.
 
     Raises:
-        SystemFailure: no shim is for this MPI.
+        SystemFailure: there is no shim for this MPI.
     """
     if loaded.family in shims:
         return shims[loaded.family]
@@ -137,7 +137,7 @@ def choose_shim(loaded: LoadedMpi, shims: Mapping[str, str]) -> str:
     raise SystemFailure(
         f"hvdlite was built for {built}, but {seen}. Either let mpi4py load the MPI that hvdlite was built for, by "
         f"MPI4PY_MPIABI={first} with MPI4PY_LIBMPI=/path/to/{_SONAMES.get(first, 'libmpi.so')}, and start the job with that "
-        f"MPI's mpirun; or build hvdlite for the loaded one: {rebuild}."
+        f"MPI's mpirun; or build hvdlite for the loaded MPI: {rebuild}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Compares what the ranks describe, in one exchange, and describes the first difference in words."""
+"""Compares descriptions that all ranks give. One exchange finds out whether they differ, and a second one where they differ."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ __all__ = ["compare", "difference", "name_of", "only_on", "require_same_variable
 def compare(
     facts: Sequence[tuple[str, Any]], exchange: str, process_set: ProcessSet = global_process_set
 ) -> tuple[list[str], str]:
-    """Compares the ranks' lists place by place. Collective over the process set.
+    """Compares the ranks' lists of facts, place by place. Collective over the process set.
 
     Args:
         facts: pairs (label, description), in order. Only descriptions are compared: labels may differ between ranks.
@@ -24,8 +24,8 @@ def compare(
         process_set: the ranks that take part.
 
     Returns:
-        The labels of the first rank; and the first difference in words, or "" if there is none. Both are the same on all ranks.
-        Ranks that have joined are not compared.
+        The labels of the first rank; and the first difference in words, or "" if there is none. All ranks get the same labels
+        and the same text. Ranks that have joined are not compared.
 
     """
     labels = [label for label, _ in facts]
@@ -65,18 +65,18 @@ def require_same_variables(
     if differing:
         raise MismatchError(
             f"{operation} in process set {process_set.process_set_id}: {differing}; pass the same variables in the same order "
-            "on every rank (build the same model and the same optimizer there first)"
+            "on every rank (first build the same model and the same optimizer on every rank)"
         )
     for name, (_, dtype, _) in zip(names, variables, strict=True):
         code_of_name(dtype, f"variable {name!r} given to {operation}")
 
 
 def only_on(names: Sequence[Sequence[str]], ranks: Sequence[int], most: int | None = None) -> str:
-    """The names that some ranks lack, in words; "" if all have the same.
+    """The names that some ranks lack, in words; "" if all ranks have the same names.
 
     Args:
         names: the names of each rank, in any order.
-        ranks: the ranks' numbers.
+        ranks: the ranks' numbers, in the order of `names`.
         most: the largest number of names to list; the text counts the others. None lists all.
 
     """

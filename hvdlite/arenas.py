@@ -1,7 +1,7 @@
 """Arenas: memory that all ranks of a process set map, so that tensors in it are reduced in place, without a copy.
 
-The ranks must be on one host. A tensor made over a part of an `Arena` (its buffer) keeps the memory; the engine maps the other
-ranks' parts until the arena is closed, or hvdlite is shut down.
+The ranks must be on one host. An `Arena` is also the buffer with this rank's part. A tensor that is made from this buffer keeps
+the memory of the part. The engine maps the other ranks' parts until the arena is closed, or hvdlite is shut down.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ _KINDS = ("memfd", "shm")  # in the order of preference
 
 
 def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena | None, str]":
-    """Makes an arena. Either all ranks of the set get it, or none: none if a rank has joined. Collective over `process_set`.
+    """Makes an arena for all ranks of the set, or, if one rank cannot have it or has joined, for none. Collective over the set.
 
     Args:
         nbytes: size of each rank's part in bytes, the same on all ranks.
@@ -30,7 +30,7 @@ def make_arena(nbytes: int, name: str, process_set: ProcessSet) -> "tuple[Arena 
         process_set: the ranks that share the arena; this rank is a member.
 
     Returns:
-        The open arena or None, and a text that says why there is none ("" if there is one). The text is the same on all ranks.
+        The open arena or None, and a text that says why there is no arena ("" if there is one). All ranks get the same text.
 
     Raises:
         HorovodInternalError: a rank failed.

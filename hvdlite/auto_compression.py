@@ -1,8 +1,8 @@
-"""Settles `Compression.auto`: chooses none, bf16 or int8 for given tensors, by the predicted time of a step.
+"""Settles `Compression.auto`: chooses none, bf16 or int8 for given tensors, by the predicted time of a training step.
 
-The ranks of a process set measure the link between their hosts once, at the first use, and agree on its figures. From these
-each rank computes the same choice by the model of `hvdlite.tuning.link_model`, without further messages. A choice depends on
-the number of elements, so it may be that a large tensor is coded and a small one is not.
+The ranks of a process set measure the link between their hosts once, at the first use, and agree on the figures of the link.
+From these figures each rank computes the choice by the model of `hvdlite.tuning.link_model`. So all ranks choose the same,
+without further messages. The choice depends on the number of elements: a large tensor may be coded, and a small one not.
 """
 
 import logging
@@ -42,7 +42,7 @@ _CODED = {"float16", "bfloat16", "float32"}
 _NARROWED = {"float32", "float64"}
 _RESULTS = {NONE: Compression.none, BF16: Compression.bf16, INT8: Compression.int8()}
 
-# The links of process sets, by their ranks, until `shutdown`; and the choices that were logged.
+# The link between the hosts of a process set, by the ranks of the set; and the choices that were logged. Cleared at `shutdown`.
 _links: dict[tuple[int, ...], HostLink] = {}
 _logged: set[tuple[tuple[int, ...], ExchangeMethod]] = set()
 
@@ -57,24 +57,24 @@ def settle(
     narrows: bool = True,
     traced: bool = False,
 ) -> Any:
-    """The compression argument; for `Compression.auto` the compression that is chosen for these tensors.
+    """The compression argument itself; if it is `Compression.auto`, the compression that is chosen for these tensors.
 
-    Collective over the process set at its first use of `Compression.auto`. All ranks get the same choice.
+    The first use of `Compression.auto` with a process set is collective over that set. All ranks get the same choice.
 
     Args:
         compression: any compression argument.
         process_set: the ranks that reduce the tensors.
         op: the operator of the reduction.
-        tensors: of each tensor the name of its dtype and the number of its elements, the same on all ranks.
+        tensors: for each tensor the name of its dtype and the number of its elements, the same on all ranks.
         codes: can the engine code these tensors (they are dense, and in host memory)? The same on all ranks.
         narrows: can the tensors be converted to bfloat16? The same on all ranks.
         traced: may a compiled program keep the choice?
 
     Raises:
-        InvalidArgumentError: the compression is `Compression.auto`, and the knob deterministic is on, `process_set` is none,
-            or this rank is not in it.
-        UnsupportedError: the compression is `Compression.auto`, and the op is not Sum or Average; or a compiled program may
-            keep the choice, and the job is elastic; or a rank had called `join` before the measurement.
+        InvalidArgumentError: (only for `Compression.auto`) the knob deterministic is on; `process_set` is no process set; or
+            this rank is not in the set.
+        UnsupportedError: (only for `Compression.auto`) the op is neither Sum nor Average; the job is elastic, and a compiled
+            program may keep the choice; or a rank had called `join` before the measurement.
         HorovodInternalError: an operation of the measurement failed.
     """
     if not isinstance(compression, AutoCompression):
@@ -90,7 +90,7 @@ def settle(
     if traced and RUNTIME.pool is not None:
         raise UnsupportedError(
             "compression is auto, and the job is elastic: ranks that join later would measure, while the compiled programs of "
-            "the others keep an earlier choice. "
+            "the other ranks keep an earlier choice. "
             "Name one compression; `hvdlite tune --link` says which one makes a step shorter"
         )
     found = list(tensors)
@@ -119,7 +119,7 @@ def settle_for_tensors(compression: Any, process_set: ProcessSet, op: int, tenso
     backends = [backend_of(tensor) for tensor in tensors]
     exported = [backend.export(backend.adopt(tensor), True) for backend, tensor in zip(backends, tensors, strict=True)]
     numbers = [(DType(each.dtype).label, math.prod(each.shape)) for each in exported]
-    # NumPy and CuPy have bfloat16 only with ml_dtypes, and hvdlite converts no other arrays in CUDA memory.
+    # NumPy and CuPy have bfloat16 only with ml_dtypes. Arrays of the backend "CUDA array" are never converted.
     frameworks = {backend.name for backend in backends}
     narrows = frameworks <= {"torch"} or ("ml_dtypes" in sys.modules and "CUDA array" not in frameworks)
     return settle(
@@ -133,7 +133,7 @@ def settle_for_tensors(compression: Any, process_set: ProcessSet, op: int, tenso
 
 
 def _link_of(process_set: ProcessSet) -> HostLink:
-    """The link between the hosts of these ranks. Collective when it is asked for the first time."""
+    """The link between the hosts of the set's ranks. The first call for these ranks is collective."""
     ranks = tuple(process_set.ranks or ())
     if ranks not in _links:
         link = measure_link(process_set)

@@ -1,8 +1,10 @@
-"""Finds the knobs that suit the machine, on the ranks of a job: for ``hvdlite tune``, and in init with ``HVDLITE_AUTOTUNE``.
+"""Finds values of knobs that suit the machine, by measurements on the ranks of a job: for ``hvdlite tune``, and in `init` with
+``HVDLITE_AUTOTUNE``.
 
-Each setting gets an engine of its own over the job's communicator. So one job measures two settings in turn, and can try every
-knob, even those that an engine reads only when it is made. The idle engine sleeps meanwhile. All ranks use the times of the
-slowest one and rank 0's clock, so all reach the same result.
+In this file *settings* are values for some knobs. Each combination of settings gets an engine of its own over the job's
+communicator. So one job can measure two combinations in turn, and can try every knob, even those that an engine reads only when
+the engine is made. One engine sleeps while the other is measured. All ranks use the times of the slowest rank and rank 0's
+clock, so all reach the same result.
 
 ``python -m hvdlite.autotune`` is what ``hvdlite tune`` starts on every rank.
 """
@@ -38,9 +40,9 @@ __all__ = ["CASES", "Engines", "at_init", "main", "tune"]
 Array = NDArray[np.float32]
 
 _KIB = 1 << 10
-# Bytes of an allreduce, and how many of them are timed together.
+# The bytes of an allreduce, and the number of such allreduces that are timed together.
 _SINGLE = ((_KIB, 30), (64 * _KIB, 10), (1024 * _KIB, 4), (4096 * _KIB, 2))
-# Tensors that are in flight together: similar to a model's gradients, 16 MiB.
+# The bytes of tensors that are in flight together, similar to a model's gradients: 16 MiB in all.
 _GRADIENTS = tuple(size * _KIB for size in (1, 4, 64, 256, 1024)) * 12
 CASES = (
     *("allreduce of 1 KiB", "of 64 KiB", "of 1 MiB", "of 4 MiB"),
@@ -64,7 +66,7 @@ class Engines:
 
     Args:
         comm: the mpi4py communicator of the ranks that measure.
-        knobs: the knobs that the settings change.
+        knobs: the values of all knobs; settings replace some of them.
     """
 
     def __init__(self, comm: Any, knobs: Config) -> None:
@@ -116,7 +118,7 @@ class Engines:
         return _slowest(self._comm, times)
 
     def fingerprint(self, settings: Settings) -> str:
-        """A hash of the bits of some sums with these settings, taken on rank 0. Their inputs do not depend on the settings."""
+        """A hash of the bits of some averages with these settings, by rank 0. Their inputs are the same with all settings."""
         engine = self.get(settings)
         digest = hashlib.blake2b()
         for array, original, request in zip(self._arrays, self._originals, self._requests, strict=True):
@@ -132,14 +134,14 @@ def _average(name: str, array: Array) -> Request:
 
 
 def tune(comm: Any, place: JobPlace, knobs: Config, seconds: float, any_bits: bool = False) -> Report:
-    """Searches the settings for this job. Collective, with the same result on all ranks.
+    """Searches good settings for this job. Collective, with the same result on all ranks.
 
     Args:
         comm: the mpi4py communicator of the ranks that measure.
         place: the machine and the shape of the job.
-        knobs: the knobs that settings change; a knob that a variable sets keeps its value.
+        knobs: the values of all knobs; the search does not change a knob that an environment variable sets.
         seconds: the approximate duration of the search.
-        any_bits: may it choose settings that change the last bits of sums?
+        any_bits: may the search choose settings that change the last bits of sums?
 
     Raises:
         InvalidArgumentError: there is nothing to tune.
@@ -184,19 +186,19 @@ def tune(comm: Any, place: JobPlace, knobs: Config, seconds: float, any_bits: bo
 
 
 def at_init(comm: Any, knobs: Config, logger: logging.Logger) -> Config:
-    """The knobs, with the values of the tuning file; without one for this job, measured values if HVDLITE_AUTOTUNE is set.
+    """The knobs with the values of the tuning file; without a file for this job, with measured ones if HVDLITE_AUTOTUNE is set.
 
-    Collective. Writes measured values to the file, unless there is a file already.
+    Collective. Writes measured values to the tuning file, unless there is a file already.
 
     Raises:
-        InvalidArgumentError: the file is not what `hvdlite tune` writes, or cannot be found; on all ranks.
+        InvalidArgumentError: (on all ranks) the file does not have the form that `hvdlite tune` writes, or cannot be found.
         InternalError: as for `tune`.
     """
     name = knobs.tuning_file or ("auto" if knobs.autotune else "")
     if not name or comm.size < 2:
         return knobs
     place = startup.place_of(comm, knobs)
-    # A variable may be set on some ranks only, if its value is the default of the other ranks.
+    # An environment variable may be set on some ranks only, if its value is the default, which the other ranks have.
     origins = {name: variable for other in comm.allgather(dict(knobs.origins)) for name, variable in other.items()}
     found = _from_file(comm, name, place, knobs.autotune, logger)
     if found is None and knobs.autotune:
@@ -205,7 +207,7 @@ def at_init(comm: Any, knobs: Config, logger: logging.Logger) -> Config:
 
 
 def _from_file(comm: Any, name: str, place: JobPlace, may_lack: bool, logger: logging.Logger) -> dict[str, Value] | None:
-    """The values in rank 0's file; None if there is none for this job."""
+    """The values in rank 0's tuning file; None if there is no file for this job."""
     settings: dict[str, Value] | None = None
     problem = ""
     if comm.rank == 0:
@@ -266,7 +268,7 @@ def _keep(name: str, report: Report, log: str, logger: logging.Logger) -> None:
 
 
 def _path_of(name: str, place: JobPlace) -> Path:
-    """The file that ``HVDLITE_TUNING_FILE`` names."""
+    """The tuning file: by the value of ``HVDLITE_TUNING_FILE``, ``auto`` or a path."""
     return files.default_path(place) if name == "auto" else Path(name)
 
 

@@ -1,4 +1,4 @@
-"""Start and end of a job, and the ranks' numbers: the functions that Horovod calls basics."""
+"""The start and the end of a job, and the ranks' numbers: the functions that Horovod calls basics."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -45,27 +45,28 @@ _LONGEST_EXEMPTION = 1e9  # seconds
 
 
 def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None = None) -> None:
-    """Joins the job: every process of it calls this once before anything else. Collective over the communicator.
+    """Joins the job: each process of the job calls `init` before its first operation. Collective over the communicator.
 
-    Initialises MPI through mpi4py (thread level multiple), unless MPI is initialised. A second call only gives the process sets
-    their ids, or allows dynamic ones; after `shutdown`, `init` joins a new job. A spare of an elastic job (the knob
-    ``elastic_spares``) waits in `init` until a rank is lost. If no rank is lost, the spare ends with SystemExit. After an error
-    hvdlite is not initialised, unless an earlier call has done that.
+    Initialises MPI through mpi4py (thread level multiple), unless MPI is initialised. If hvdlite is initialised already, `init`
+    only gives the passed process sets their ids, or sets the knob ``dynamic_process_sets``. After `shutdown`, `init` joins a
+    new job. A spare of an elastic job (the knob ``elastic_spares``) waits in `init` until a rank is lost. If no rank is lost,
+    the spare ends with SystemExit. After an error hvdlite is not initialised, unless an earlier call has initialised hvdlite.
 
     Args:
         comm: None for all processes that the launcher started, a list of ranks of MPI_COMM_WORLD (hvdlite's ranks then follow
-            the order of the list), or an mpi4py communicator. Only its members may call `init`.
-        process_sets: `ProcessSet` objects to register, the same on all ranks (one made from a communicator may differ:
-            all of the ranks' sets are then registered); or ``"dynamic"`` to allow `add_process_set` later.
+            the order of the list), or an mpi4py communicator. Only the members of `comm` may call `init`.
+        process_sets: `ProcessSet` objects to register, the same on all ranks. (A set that was made from a communicator may
+            differ between ranks; then hvdlite registers all these sets.) Or ``"dynamic"``, which sets the knob
+            ``dynamic_process_sets``: with the knob ``horovod_rules``, `add_process_set` needs it.
 
     Raises:
         InvalidArgumentError: a knob has a bad value or differs between ranks, this process is not a member of `comm`,
-            a process set is invalid or a duplicate, or the file of a knob cannot be made.
+            a process set is invalid or a duplicate, or a file that a knob names cannot be made.
         PeerLostError, OperationTimeoutError: another process of the job has failed, or does not answer.
-        UnsupportedError: the knob elastic_spares is above 0, and this job's MPI does not go on without a process.
+        UnsupportedError: the knob elastic_spares is above 0, and this job's MPI cannot continue after the loss of a process.
         SystemFailure: MPI cannot be loaded; the launcher and MPI disagree about the number of processes; this process is a
             child of a rank and has inherited the rank's variables (see `child_environment`); or Ctrl-C has ended an earlier
-            call when all ranks had called it.
+            `init` after all ranks had called `init`.
         NotInitializedError: this is a forked child of an initialised process.
         ImportError: the native module is missing.
     """
@@ -107,7 +108,7 @@ def _join(comm: Any, dynamic: bool, listed: list[sets.ProcessSet]) -> None:
 
 
 def _connect_handles() -> None:
-    """Tells native code how to describe tensors and which class its handles have."""
+    """Tells native code how to describe tensors, and of which class it must make handles."""
     from hvdlite.backends import plain_of  # not above: they import NumPy, which not every program needs
     from hvdlite.handles import native_type
 
@@ -115,9 +116,9 @@ def _connect_handles() -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. If other ranks have operations that need this rank, they get an error that says that this rank has left.
+    """Leaves the job. Operations of other ranks that need this rank fail with an error that says that this rank has left.
 
-    Every rank should call it; hvdlite also calls it when the program ends. It does nothing if hvdlite is not initialised.
+    Every rank should call `shutdown`; hvdlite also calls it when the program ends. Does nothing if hvdlite is not initialised.
     """
     if not RUNTIME.forked:
         try:
@@ -168,7 +169,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have a process of this local rank, from 0 to `cross_size` - 1.
+    """This host's number among the hosts that have a process with this process's local rank, from 0 to `cross_size` - 1.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -177,7 +178,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """The number of hosts that have a process of this local rank.
+    """The number of hosts that have a process with this process's local rank.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -227,10 +228,10 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL for tensors on GPUs, such as 22703 for 2.27.3; 0 if there is none.
+    """The version code of the NCCL that hvdlite would use, such as 22703 for 2.27.3; 0 without a GPU or without NCCL.
 
-    The build needs no NCCL: this function looks for a GPU and for NCCL, and loads both libraries. It does not check whether
-    ranks share a GPU. May be called before `init`.
+    The answer does not depend on how hvdlite was built: this function looks for a GPU and for NCCL, and loads the CUDA driver
+    and NCCL. It does not check whether ranks share a GPU. May be called before `init`.
 
     Raises:
         InvalidArgumentError: a knob has a bad value.
@@ -257,8 +258,8 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Can this process use tensors in the memory of an NVIDIA GPU? True where there are a driver and a GPU.
 
-    The build needs no CUDA: this function starts the CUDA driver. Processes forked from this one cannot use CUDA
-    afterwards. May be called before `init`.
+    The answer does not depend on how hvdlite was built: this function starts the CUDA driver. Processes that are forked from
+    this process afterwards cannot use CUDA. May be called before `init`.
 
     Raises:
         InvalidArgumentError: a knob has a bad value.
@@ -283,10 +284,10 @@ def rocm_built() -> bool:
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Traces this rank's operations from now on, for Chrome's and Perfetto's viewers and ``hvdlite timeline``.
 
-    Each rank that calls it writes a file of its own, bounded by the knob ``timeline_max_bytes`` and valid JSON after each
-    write. If a timeline is being written already, it is completed first. The trace adds no communication. A thread also samples
-    the Python stack of the main thread every 5 ms, into a file with ``.stacks`` before its suffix. With these samples, the
-    report can say where a late rank was.
+    Each rank that calls this function writes a file of its own. The knob ``timeline_max_bytes`` bounds the size of the file,
+    which is valid JSON after each write. If a timeline is being written already, that timeline is completed first. The trace
+    adds no communication. A thread also samples the Python stack of the main thread every 5 ms, into a file with ``.stacks``
+    before its suffix. With these samples, the report of ``hvdlite timeline`` can say where the program of a late rank was.
 
     Args:
         file_path: the path of rank 0's file; rank 3 writes a file with ``.rank3`` before the suffix.
@@ -312,15 +313,15 @@ def stop_timeline() -> None:
 
 
 def stall_limit(seconds: float) -> AbstractContextManager[None]:
-    """A with statement during which the other ranks wait for this one without a warning, for example while one rank evaluates.
+    """A with statement during which other ranks wait for this rank without a warning, for example while this rank evaluates.
 
-    For up to `seconds`, the other ranks neither log a stall warning about this rank nor fail because they wait for it. Both
-    limits (the knobs ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of the statement, or
-    of the `seconds` if these end first. Statements may be nested: the latest end counts. Call it on the slow rank; it sends
-    nothing.
+    For up to `seconds`, the other ranks neither log a stall warning about this rank nor fail because they wait for this rank.
+    The limits for such waits (the knobs ``stall_check_time_seconds`` and ``stall_shutdown_time_seconds``) count from the end of
+    the statement, or from the end of the `seconds` if that comes first. Statements may be nested: the latest end counts. Call
+    `stall_limit` on the slow rank; the call sends nothing.
 
     Args:
-        seconds: the longest exemption, in seconds from now; above 0.
+        seconds: the time after which the exemption ends at the latest, in seconds from now; above 0.
 
     Raises:
         NotInitializedError: `init` has not been called.

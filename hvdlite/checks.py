@@ -16,7 +16,7 @@ def check_passes(passes: int) -> None:
 
 
 def check_predivide(predivide: float, op: int) -> None:
-    """Raises InvalidArgumentError unless the factor is above 0; with an op other than Average it must be 1."""
+    """Raises InvalidArgumentError unless gradient_predivide_factor is above 0 and, with an op other than Average, is 1."""
     if predivide != 1.0 and op != Average:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
     if not predivide > 0:
@@ -30,7 +30,7 @@ def check_type_of_set(process_set: ProcessSet) -> None:
 
 
 def member_id(process_set: ProcessSet, kind: int) -> int:
-    """The id of the set, for an operation of this kind.
+    """The id of the set. `kind` is the kind of the operation, which error texts name.
 
     Raises:
         InvalidArgumentError: `process_set` is not a process set, is not registered, or does not include this rank.

@@ -3,8 +3,8 @@ ranks send each other.
 
 An argument `compression` is one of four things: a class with the two static methods of `Compressor`, which gets tensors of
 the caller's framework; a `Codec`, with which the engine codes what ranks send each other; `Compression.auto`, which
-`hvdlite.auto_compression` replaces by one of these; or a compression that keeps state from step to step (`PowerSGD`, a `Codec`
-with error feedback, a `BucketCodec`), which only `hvdlite.torch.DistributedOptimizer` supports.
+`hvdlite.auto_compression` replaces by such a class or codec; or a compression that keeps state from one training step to the
+next (`PowerSGD`, a `Codec` with error feedback, a `BucketCodec`), which only `hvdlite.torch.DistributedOptimizer` supports.
 """
 
 from collections.abc import Generator, Sequence
@@ -33,7 +33,7 @@ __all__ = [
     "split",
 ]
 
-# The numbers of csrc/base/codec.h.
+# The numbers of kinds of codecs, the numbers for `between`, and the limits of `block`, as in csrc/base/codec.h.
 _KINDS = {"int8": 1, "int4": 2, "fp8": 3}
 _BETWEEN = {"hosts": 0, "ranks": 1}
 _BLOCK_STEP, _LARGEST_BLOCK = 64, 4096
@@ -43,9 +43,9 @@ class Compressor:
     """The interface: hvdlite reduces the result of `compress`, and passes the reduced tensor and compress's context to
     `decompress`.
 
-    Shape and dtype of the result depend only on those of the tensor, and are the same on all ranks:
-    `DistributedOptimizer` needs them in advance, and calls `compress` with zeros to learn them. hvdlite adds up the compressed
-    elements of all ranks, so the meaning of an element must not depend on the rank's values either.
+    The shape and dtype of the result must depend only on the shape and dtype of the tensor, and must be the same on all ranks,
+    because `DistributedOptimizer` calls `compress` with zeros to learn them in advance. hvdlite adds up the compressed elements
+    of all ranks, so the meaning of a compressed element must not depend on the values of the rank.
     """
 
     @staticmethod
@@ -80,7 +80,7 @@ class _Narrower(Compressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The tensor in 16 bits, and the name of its own dtype. Other tensors than float32 and float64 stay as they are."""
+        """The tensor in 16 bits, and the name of its original dtype. Only float32 and float64 are changed."""
         converter = converter_of(tensor)
         adopted = converter.adopt(tensor)
         own = converter.dtype_name(adopted)
@@ -90,7 +90,7 @@ class _Narrower(Compressor):
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor in its own dtype."""
+        """The tensor in its original dtype."""
         return tensor if ctx is None else converter_of(tensor).cast(tensor, ctx)
 
 
@@ -110,9 +110,9 @@ class BF16Compressor(_Narrower):
 class Codec:
     """How the engine codes the elements that an allreduce sends: a few bits each, and one float32 scale for each block.
 
-    Sums are made in float32: each contribution is coded once, and their sum is coded once more, for any number of ranks. All
-    ranks get the same bits. A codec works for Sum and Average of float32, float16 and bfloat16 in host memory; any other op,
-    dtype or device raises an error that names it.
+    Sums are computed in float32. Each rank's contribution is coded once, and the sum is coded once more, for any number of
+    ranks. All ranks get the same bits. A codec works for Sum and Average of float32, float16 and bfloat16 in host memory; any
+    other op, dtype or device raises an error that names that op, dtype or device.
     `Compression.int8`, `int4` and `fp8` make codecs.
 
     Attributes:
@@ -120,11 +120,11 @@ class Codec:
         block: the number of elements that share a scale: a multiple of 64, up to 4096. No block has elements of two tensors.
         between: ``"hosts"``: the ranks of one host add up in full precision, and only messages between hosts are coded.
             ``"ranks"``: all messages between ranks are coded.
-        error_feedback: does a rank add the error of a coded gradient to its next gradient? Only
+        error_feedback: does a rank add the coding error of a gradient to the next gradient of the same parameter? Only
             `hvdlite.torch.DistributedOptimizer` can store the error; every other function refuses such a codec.
 
     Raises:
-        InvalidArgumentError: an attribute has a value that is not listed above.
+        InvalidArgumentError: an attribute has a value that the list of attributes does not allow.
     """
 
     kind: str
@@ -151,21 +151,22 @@ class Codec:
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Sends two thin factors of each gradient matrix instead of the matrix. `Compression.powersgd` makes it.
+    """Sends two thin factors of each gradient matrix instead of the matrix. `Compression.powersgd` makes such an object.
 
-    A gradient of shape [n, ...] counts as a matrix of n rows and m columns. It is approximated by P Q^T, where P has n rows and
-    Q has m, and both have `rank` columns. One allreduce reduces P of all matrices, and a second one reduces Q of all matrices
-    and the gradients that are not approximated. A rank adds the error of its approximation to its next gradient (error
-    feedback), and a step begins with the Q of the previous step (warm start). All ranks get the same bits.
+    A gradient of shape [n, ...] counts as a matrix of n rows and m columns. The matrix is approximated by P Q^T, where P has n
+    rows, Q has m rows, and P and Q have `rank` columns each. One allreduce reduces P of all matrices. A second allreduce
+    reduces Q of all matrices, and the gradients that are not approximated. A rank adds the error of the approximation to the
+    next gradient of the parameter (error feedback), and a training step begins with the Q of the previous one (warm start). All
+    ranks get the same bits.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
     NeurIPS 2019.
 
     Attributes:
         rank: the number of columns of P and Q, 1 or more. More columns are more accurate and send more bytes.
-        start_step: the number of a gradient's first reductions that send it whole, because gradients change most at first.
-        min_compression: a matrix is approximated only if it has more than this many times the elements of its P and Q; 1 or
-            more.
+        start_step: how many of a gradient's first reductions send the whole gradient, because gradients change most at first.
+        min_compression: a matrix is approximated only if its number of elements is more than `min_compression` times the number
+            of elements of P and Q together; 1 or more.
 
     Raises:
         InvalidArgumentError: an attribute is no number, or is too small.
@@ -191,12 +192,12 @@ class PowerSGD:
 
 
 class BucketCodec:
-    """The interface of a codec that keeps state from step to step, for `hvdlite.torch.DistributedOptimizer`.
+    """The interface of a codec that keeps state from one training step to the next, for `hvdlite.torch.DistributedOptimizer`.
 
-    A codec sees all gradients of a bucket at once, and reduces them in one or more rounds, each of which is one fused
-    allreduce. One object serves the whole optimizer. It stores what it must remember in the ``state`` of each gradient, which
-    ``optimizer.state_dict()`` saves. It must not change stored tensors in place, but store others: `hvd.elastic.Job` puts the
-    earlier ones back if a step is not applied.
+    A bucket codec sees all gradients of a bucket at once, and reduces them in one or more rounds, each of which is one fused
+    allreduce. One codec object serves the whole optimizer. The codec stores what it must remember in the ``state`` of each
+    gradient, which ``optimizer.state_dict()`` saves. The codec must not change stored tensors in place, but replace them by new
+    tensors, because `hvd.elastic.Job` puts the earlier tensors back if a training step is not applied.
 
     Attributes:
         codec: the codec of the messages of the rounds, such as `Compression.int8`; None sends the tensors uncoded.
@@ -209,17 +210,19 @@ class BucketCodec:
     def reduce(self, gradients: Sequence[Any], loss_scale: float) -> Generator[Sequence[Any], None, Sequence[Any]]:
         """Reduces the gradients of one bucket: a generator function.
 
-        Each ``yield tensors`` is a round: it reduces these torch tensors in place, as the optimizer reduces gradients (with
-        its op, factors and weights). Their number, shapes and dtypes must be the same on all ranks. All ranks must then
-        compute the same bits from the reduced tensors. The generator may change the state only after the last round, and must
-        not change it if a reduced tensor has an inf or a nan.
+        Each ``yield tensors`` is a round: the optimizer reduces these torch tensors in place, as it reduces gradients (with
+        its op, factors and weights). The number of tensors, their shapes and dtypes must be the same on all ranks. All ranks
+        must then compute the same bits from the reduced tensors. The generator may change the ``state`` of gradients only after
+        the last round, and must not change it at all if a reduced tensor has an inf or a nan.
 
         Args:
             gradients: the members of the bucket (`hvdlite.torch.coded_bucket.CodedGradient`), the same on all ranks.
-            loss_scale: the factor by which the loss, and so the gradients, were multiplied. Divide what you store by it.
+            loss_scale: the factor by which the training loss, and so the gradients, were multiplied. Divide by this factor
+                what you store.
 
         Returns:
-            The reduced gradients in order, each with the shape of its gradient; they may use the memory of ``value``.
+            The reduced gradients in the order of `gradients`, each with its gradient's shape. A reduced gradient may use the
+            memory of a gradient's ``value``.
         """
         raise NotImplementedError
 
@@ -230,23 +233,27 @@ class BucketCodec:
 
 @dataclass(frozen=True)
 class AutoCompression:
-    """Chooses `Compression.none`, `bf16` or ``int8()`` by a measurement of the link between hosts. `Compression.auto` is one.
+    """Chooses `Compression.none`, `bf16` or ``int8()`` by a measurement of the link between hosts: the class of
+    `Compression.auto`.
 
-    At the first use on a process set, its ranks measure the link between their hosts, and agree on the result. This takes less
-    than four seconds on a link of 1 Mbit/s or more, and no time if all ranks are on one host. Each rank then computes the time
-    of a step with each compression. A less accurate one is chosen only if it makes the step 10 % and 1 ms shorter. One line of
-    the log has the choice and its reason. The first use is collective: no rank of the set may have called `join` before it.
+    At the first use with a process set, the ranks of the set measure the link between their hosts, and agree on the result. The
+    measurement takes less than four seconds on a link of 1 Mbit/s or more, and no time if all ranks are on one host. Each rank
+    then computes the time of a training step with each compression. A less accurate compression is chosen only if it makes the
+    training step shorter by 10 % and by 1 ms. One line of the log has the choice and its reason. The first use is collective:
+    no rank of the set may have called `join` before.
 
     A choice by measurement can differ from run to run, and so can the bits of the results. If runs must be equal, measure once
-    with ``hvdlite tune --link``, and name the compression. With the knob deterministic, its use is an InvalidArgumentError.
+    with ``hvdlite tune --link``, and name the compression. With the knob deterministic, `Compression.auto` raises an
+    InvalidArgumentError.
 
-    It works wherever a codec works, for op Average and Sum; and also for tensors that no codec supports, with the compressions
-    that they support (GPU tensors, float64 and sparse gradients: none or bf16; integers: none). Elastic jobs refuse it in
-    TensorFlow and JAX, whose compiled programs would keep the choice.
+    `Compression.auto` works wherever a codec works, for op Average and Sum. For tensors that no codec supports, it chooses
+    among the compressions that these tensors support (GPU tensors, float64 and sparse gradients: none or bf16; integers: none).
+    It is refused in elastic jobs of TensorFlow and JAX, because compiled programs would keep the choice.
 
     Attributes:
-        step_time: the seconds of a step without communication, which hide a part of the communication. With 0, the default,
-            the reduction alone is judged. ``Compression.auto(step_time=0.03)`` sets it; all ranks must pass the same value.
+        step_time: the seconds that a training step would take without communication. A part of the communication runs during
+            this time and costs none. With 0, the default, the reduction alone is judged. ``Compression.auto(step_time=0.03)``
+            sets the attribute; all ranks must pass the same value.
 
     Raises:
         InvalidArgumentError: `step_time` is not a finite number of 0 or more.
@@ -260,7 +267,7 @@ class AutoCompression:
             raise InvalidArgumentError(f"step_time={seconds!r}: pass a finite number of seconds, 0 or more")
 
     def __call__(self, step_time: float) -> "AutoCompression":
-        """One with this time of a step."""
+        """An `AutoCompression` with this `step_time`."""
         return AutoCompression(step_time)
 
 
@@ -296,7 +303,7 @@ class Compression:
 
     @staticmethod
     def powersgd(rank: int = 2, start_step: int = 100, min_compression: float = 2) -> PowerSGD:
-        """Sends two thin factors of each gradient, which typically have 0.1 % to 5 % of its bytes. PyTorch only."""
+        """Sends two thin factors of each gradient, which together typically have 0.1 % to 5 % of its bytes. PyTorch only."""
         return PowerSGD(rank, start_step, min_compression)
 
 
@@ -306,7 +313,7 @@ def is_none(compression: Any) -> bool:
 
 
 def keeps_state(compression: Any) -> bool:
-    """Does this compression argument keep state from step to step?"""
+    """Does this compression argument keep state from one training step to the next?"""
     return isinstance(compression, PowerSGD | BucketCodec) or (isinstance(compression, Codec) and compression.error_feedback)
 
 
@@ -314,8 +321,8 @@ def check_compression(compression: Any) -> None:
     """Checks the compression argument of any function other than `hvdlite.torch.DistributedOptimizer`.
 
     Raises:
-        InvalidArgumentError: it is neither None nor a codec, and lacks the methods of `Compressor`.
-        UnsupportedError: it keeps state from step to step.
+        InvalidArgumentError: the argument is neither None nor a codec, and lacks the methods of `Compressor`.
+        UnsupportedError: the argument keeps state from one training step to the next.
     """
     if keeps_state(compression):
         raise UnsupportedError(
@@ -333,11 +340,11 @@ def check_compression(compression: Any) -> None:
 
 
 def split(compression: Any) -> "tuple[Any, dict[str, int]]":
-    """Splits a compression argument: the class whose methods a door calls, and the fields of a request for a codec.
+    """Splits a compression argument into the class whose methods a door calls, and the codec's fields of a request.
 
     Raises:
         InvalidArgumentError: the argument is neither such a class nor a codec.
-        UnsupportedError: it keeps state from step to step, or is `Compression.auto`.
+        UnsupportedError: the argument keeps state from one training step to the next, or is `Compression.auto`.
     """
     check_compression(compression)
     codec = codec_of(compression)
@@ -347,10 +354,10 @@ def split(compression: Any) -> "tuple[Any, dict[str, int]]":
 
 
 def codec_of(compression: Any) -> Codec | None:
-    """The argument, if it is a codec; None if it is a class with the methods of `Compressor`, or None.
+    """The compression argument, if it is a codec; None if it is a class with the methods of `Compressor`, or None.
 
     Raises:
-        UnsupportedError: it keeps state from step to step, or is `Compression.auto`.
+        UnsupportedError: the argument keeps state from one training step to the next, or is `Compression.auto`.
     """
     if keeps_state(compression):
         check_compression(compression)
@@ -379,7 +386,7 @@ def describe_compression(compression: Any) -> str:
 def refuse_codec(compression: Any, what: str) -> None:
     """Raises UnsupportedError if this compression argument is a codec, keeps state, or is `Compression.auto`.
 
-    what: the operation that cannot use these.
+    what: the operation, which cannot use such a compression.
     """
     if isinstance(compression, Codec | AutoCompression) or keeps_state(compression):
         raise UnsupportedError(

@@ -1,7 +1,8 @@
 """The only module that reads the environment: knobs, launchers' variables about the job, folders of the user.
 
-The table of `hvdlite.knobs` lists the knobs. The variable ``HVDLITE_<NAME>`` sets a knob. If Horovod has the same knob, its
-variable sets it too, unless the ``HVDLITE_*`` variable is set. A bad value raises an error when hvdlite is initialised.
+In this file a *variable* is an environment variable. The table of `hvdlite.knobs` lists the knobs. The variable
+``HVDLITE_<NAME>`` sets the knob of that name. If Horovod has the same knob, Horovod's variable sets the knob too, unless the
+``HVDLITE_*`` variable is set. A bad value raises an error when hvdlite is initialised.
 (Over 400 lines, because no other module may read the environment.)
 """
 
@@ -60,7 +61,7 @@ class Config:
 
     Attributes:
         values: knob name to value.
-        origins: knob name to the variable that set it, for those that were set.
+        origins: knob name to the variable that set the knob, for knobs that were set.
         notes: lines about variables of Horovod that have no effect; rank 0 logs them.
         warnings: lines about misspelt variables; each rank logs its own.
     """
@@ -163,7 +164,7 @@ def to_native(config: Config) -> dict[str, Any]:
 
 
 def disagreements(configs: Iterable[Mapping[str, Value]]) -> list[str]:
-    """A line for each must-agree knob that differs: which ranks have which value. `configs` are in rank order."""
+    """A line for each knob with `must_agree` that differs: which ranks have which value. `configs` are in rank order."""
     everyone = list(configs)
     lines = []
     for knob in filter(lambda knob: knob.must_agree, KNOBS):
@@ -188,7 +189,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class LauncherClaim:
-    """What a launcher says about this job: the name of the variable, the number of processes, and the launcher's name."""
+    """What a launcher says about this job: the variable that it has set, the number of processes, and the launcher's name."""
 
     variable: str
     size: int
@@ -196,8 +197,8 @@ class LauncherClaim:
 
 
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # without it, hvdlite ignores torchrun's other variables
-# The variable, the launcher, and a variable that must also be set. The most trusted launcher comes first: an mpirun inside a
-# Slurm step inherits Slurm's variables, which then count hosts, not ranks.
+# The variable with the number of processes, the launcher, and a variable that must also be set (or ""). The most trusted
+# launcher comes first, because an mpirun inside a Slurm step inherits Slurm's variables, which then count hosts, not ranks.
 _CLAIMS = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", ""),
     ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun", ""),
@@ -217,8 +218,8 @@ def launcher_claim(environ: Mapping[str, str] = os.environ) -> LauncherClaim | N
     return None
 
 
-# The ends of the names of variables that Open MPI 4 sets for its ranks. Other variables with the same prefix are settings of
-# the user, such as those that the MPI operator sets.
+# What comes after OMPI_MCA_orte_ in the names of variables that Open MPI 4 sets for its ranks. Other variables with this prefix
+# are settings of the user, such as those that Kubernetes' MPI operator sets.
 _LEFT_BY_ORTE = (
     *("app_num", "bound_at_launch", "ess_", "hnp_uri", "jobid", "jobfam_session_dir", "launch", "local_daemon_uri"),
     *("num_nodes", "num_restarts", "precondition_transports", "tmpdir_base", "top_session_dir", "output_filename"),
@@ -238,7 +239,7 @@ _LEFT_BY_OTHERS = (
 def outside_of_jobs(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment without the variables that mpirun, torchrun, or MPI in a process without mpirun has set.
 
-    An mpirun that inherits those variables would use them as its own, and ranks would be those of torchrun.
+    An mpirun that inherits those variables would use them as its own, and its processes would have torchrun's ranks.
     """
     return {name: value for name, value in environ.items() if not name.startswith((*_LEFT_BY_MPI, _OF_TORCHRUN))}
 
@@ -247,16 +248,16 @@ def child_environment() -> dict[str, str]:
     """The environment, without the launcher's variables, for a program that a rank starts and that is not a rank.
 
     A program that inherits those variables would claim the rank of its parent, and `hvdlite.init` would raise an error. With
-    this environment it is a job of one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
+    this environment the program is a job of one process: ``subprocess.run([...], env=hvdlite.child_environment())``.
     """
     return {name: value for name, value in outside_of_jobs().items() if not name.startswith(_LEFT_BY_OTHERS)}
 
 
 def rank_by_launcher() -> str | None:
-    """A value that only processes with the launcher's variables of this rank have; None without a launcher's variables.
+    """A text that identifies this rank: only processes with the rank's variables get it. None without a launcher's variables.
 
-    Hydra (MPICH) gives each rank an open socket, and a variable with its number. A program that a rank starts inherits the
-    variable, but most such programs do not inherit the socket. The value is empty for those.
+    Hydra (MPICH's launcher) gives each rank an open socket, and a variable with the number of the socket. A program that a rank
+    starts inherits the variable, but most such programs do not inherit the socket. Without the socket the text is empty.
     """
     environ = os.environ
     if "PMIX_NAMESPACE" in environ and "PMIX_RANK" in environ:
@@ -277,13 +278,13 @@ class TorchrunPlace:
     """The place that torchrun has given this process.
 
     Attributes:
-        rank, size: its rank, and the number of processes.
-        local_rank, local_size: the same within its node. Two torchruns on one machine are two nodes.
-        node, nodes: the number of its node, and the number of nodes.
+        rank, size: the rank of this process, and the number of processes.
+        local_rank, local_size: the same within the node of this process. Two torchruns on one machine are two nodes.
+        node, nodes: the number of this process's node, and the number of nodes.
         run: the id of the run.
         restart: how often torchrun has started the processes again.
         master_address, master_port: the address of torchrun's store, on the machine of node 0.
-        has_store: does torchrun have the store? Otherwise the process of rank 0 makes it.
+        has_store: has torchrun itself made the store? Otherwise the process of rank 0 makes it.
     """
 
     rank: int
@@ -305,11 +306,11 @@ _BY_SLURM = ("PMIX_RANK", "SLURM_STEP_NUM_TASKS")  # for ranks that `srun --mpi=
 
 
 def torchrun_place(environ: Mapping[str, str] = os.environ) -> TorchrunPlace | None:
-    """This process's place, or None if torchrun has not started it.
+    """This process's place, or None if torchrun has not started this process.
 
-    It is also None if the launcher of an MPI has given this process the same rank and the same number of ranks: mpirun has then
-    started a torchrun for each rank. If the two differ, torchrun's are those of this process, because a torchrun passes on
-    the variables of its own launcher.
+    Also None if an MPI's launcher gives the same rank and the same number of ranks as torchrun, because mpirun has then started
+    one torchrun for each rank. If MPI's launcher and torchrun give different numbers, torchrun's count, because the numbers of
+    MPI's launcher belong to the torchrun itself, which passes them on to its processes.
 
     Raises:
         InvalidArgumentError: a variable of torchrun is missing, or is no number.
@@ -344,12 +345,14 @@ def torchrun_place(environ: Mapping[str, str] = os.environ) -> TorchrunPlace | N
 
 
 def inherits_torchrun_job() -> bool:
-    """Has this process, or the parent of which it is a child, entered a job of torchrun's processes?"""
+    """Has this process, or a process from which it inherits its variables, entered an MPI job of torchrun's processes?"""
     return os.environ.get("PMIX_NAMESPACE", "").startswith(TORCHRUN_JOB)
 
 
 def folder_of_torchrun_job() -> str | None:
-    """The private folder of this node's PMIx server, which removes it when its ranks have ended; None in other jobs."""
+    """The private folder of this node's PMIx server, which removes the folder when the node's ranks have ended; None in jobs
+    that torchrun has not started.
+    """
     return os.environ.get("PMIX_SERVER_TMPDIR") if inherits_torchrun_job() else None
 
 
@@ -445,11 +448,11 @@ def set_unless_set(variables: Mapping[str, str]) -> None:
 
 
 def lacks_torch_variables(knows_rank: bool, knows_size: bool) -> bool:
-    """Does torch.distributed's ``env://`` lack a variable? It needs no variable for what its caller already knows."""
+    """Does torch.distributed's ``env://`` lack a variable? It needs none for a rank or size that its caller knows already."""
     needed = ["MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (not knows_rank) + ["WORLD_SIZE"] * (not knows_size)
     return not all(os.environ.get(variable) for variable in needed)
 
 
 def uses_legacy_keras() -> bool:
-    """Is ``tf.keras`` the package tf_keras? TensorFlow reads the variable in the same way."""
+    """Is ``tf.keras`` the package tf_keras? TensorFlow reads TF_USE_LEGACY_KERAS in the same way."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")

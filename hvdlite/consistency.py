@@ -1,9 +1,10 @@
-"""`check_consistency`: do all ranks hold the same values? It compares digests of all bits, once or every few steps.
+"""`check_consistency`: do all ranks hold the same values? It compares digests of all bits, once or every few training steps.
 
-Each rank reads its values once and sends five numbers: 1, its step, whether it failed to read them, and digests of the names
-and of the content of its values. If these are equal, the comparison ends. Otherwise the ranks exchange one digest for each
-value, and then digests of smaller and smaller parts of the first value that differs, until they know the element that differs.
-So no rank ever sends a whole value, whatever its size.
+Each rank reads its values once and sends five numbers: 1 (a joined rank sends 0), the number of its training steps, whether it
+failed to read its values, a digest of their names, dtypes and shapes, and a digest of their content. If the digests are equal,
+the comparison ends. If the digests of the content differ, the ranks exchange one digest for each value, and then digests of
+smaller and smaller parts of the first value that differs, until they know the first element that differs. So no rank ever sends
+a whole value, whatever its size.
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ def check_consistency(
         objects: the values to compare: arrays of any dtype, numbers, texts, and dicts, lists and tuples of these, nested to
             any depth; None is left out. The other doors (`hvdlite.torch`, `hvdlite.tensorflow`, `hvdlite.keras`,
             `hvdlite.jax`) have a `check_consistency` that also takes the objects that their frameworks train.
-        every: None to compare now. A number of steps to get a checker, whose ``step()`` you call after each step.
+        every: None compares now. A number of training steps makes a checker: call its ``step()`` after each training step.
         process_set: the ranks to compare. The call does nothing on a rank that is not a member.
 
     Returns:
@@ -57,8 +58,8 @@ def check_consistency(
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
             differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
             first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it.
-        InvalidArgumentError: an argument is wrong; or another rank cannot read its objects (with `every`: MismatchError). A
-            rank that cannot read its objects raises the exception of the attempt.
+        InvalidArgumentError: an argument is wrong; or another rank cannot read its objects (with `every`: MismatchError). The
+            rank that cannot read its objects raises the exception that reading raised.
         NotInitializedError: `init` has not been called.
         HorovodInternalError: a rank failed.
     """
@@ -90,10 +91,11 @@ class RankComparison:
     """The comparison of values on the ranks of a process set.
 
     Args:
-        leaves: gives the leaves of objects, each with the name of the argument to which it belongs.
+        leaves: a function that returns the leaves of objects (`hvdlite.leaves.Leaf`: single tensors), each with the name of the
+            argument to which the leaf belongs.
         process_set: the ranks that take part.
-        remedy: gives, for the process set, a sentence for error texts that says how to make values equal again; without a full
-            stop.
+        remedy: a function that gets the process set and returns a sentence for error texts, without a full stop: how to make
+            values equal again.
         named: do values have the same names on all ranks? Otherwise values are paired by their order, and error texts use the
             names of the first rank.
     """
@@ -115,15 +117,15 @@ class RankComparison:
         self.takes_part = bool(process_set.included())
 
     def begin(self, objects: Sequence[Any], every: int) -> None:
-        """Checks that all ranks make the same checker, of objects that can be read. Collective over the process set.
+        """Checks that all ranks have passed the same `every`, and can read their objects. Collective over the process set.
 
         Raises:
             MismatchError: `every` differs between ranks, or another rank cannot read its objects.
-            Exception: that of the attempt, if this rank cannot read its objects.
+            Exception: this rank cannot read its objects; the exception is the one that reading raised.
         """
         _, problem = self._listed(objects)
-        readable = "can be read" if problem is None else f"cannot: {problem}"
-        facts = [("every", every), ("what was given to it", readable)]
+        readable = "possible" if problem is None else f"impossible: {problem}"
+        facts = [("every", every), ("reading the objects", readable)]
         _, differing = compare(facts, f"{_NAME}.every", self._process_set)
         if problem is not None:
             raise problem
@@ -136,7 +138,7 @@ class RankComparison:
         Args:
             objects: the objects of this rank.
             steps: the number of training steps so far, the same on all ranks.
-            moment: a text for errors that names the step, the same on all ranks.
+            moment: a text for errors that names the training step, the same on all ranks.
 
         Raises:
             MismatchError, InvalidArgumentError: as `check_consistency`.
@@ -228,11 +230,11 @@ class RankComparison:
 
 
 class ConsistencyChecker:
-    """Compares the ranks after every `every` steps. `check_consistency` makes it, on all ranks.
+    """Compares the ranks after each `every` training steps. `check_consistency` makes the checker, on all ranks.
 
     Attributes:
-        every: the number of steps between two comparisons.
-        steps: the number of steps that `step` has counted.
+        every: the number of training steps between two comparisons.
+        steps: the number of training steps so far, as `step` or `advance_to` has counted them.
     """
 
     def __init__(self, objects: Sequence[Any], every: int, comparison: RankComparison) -> None:
@@ -249,21 +251,21 @@ class ConsistencyChecker:
             comparison.begin(objects, every)
 
     def step(self, *objects: Any) -> None:
-        """Counts a step. After each `every` steps it compares the ranks; it is then collective.
+        """Counts a training step. After each `every` training steps the call compares the ranks, and is then collective.
 
         Args:
-            objects: the objects to compare, instead of those that `check_consistency` got. They are for programs whose steps
+            objects: the objects to compare, instead of those that `check_consistency` got; for programs whose training steps
                 make new objects, such as programs of JAX.
 
         Raises:
             InvalidArgumentError: there is nothing to compare.
-            MismatchError, HorovodInternalError: as for `check_consistency`. The text names the step, and the last step after
-                which all ranks were equal.
+            MismatchError, HorovodInternalError: as for `check_consistency`. The text names the training step, and the last one
+                after which all ranks were equal.
         """
         self.advance_to(self.steps + 1, *objects)
 
     def advance_to(self, steps: int, *objects: Any) -> None:
-        """Does what `step` does, if the program has made `steps` steps since the beginning, several since the last call."""
+        """Does what `step` does, after one or more training steps: `steps` is their number since the beginning."""
         is_due = steps // self.every > self.steps // self.every
         self.steps = steps
         if self._closed or not is_due:
@@ -276,7 +278,7 @@ class ConsistencyChecker:
         self._equal_after = steps
 
     def follow(self, release: Callable[[], None]) -> None:
-        """Notes that a door calls `step` from a hook. `release` removes the hook; `close` calls it."""
+        """Notes that a door calls `step` from a hook. `release` removes the hook; `close` calls `release`."""
         self._release = release
 
     def close(self) -> None:
@@ -311,7 +313,7 @@ def variables_to_compare(model: Any, buffers: bool) -> list[Any]:
         return list(model.variables if buffers else model.trainable_variables)
     if buffers:
         return list(model.weights)
-    # The names in Keras 3 and in Keras 2 of a layer's own weights that can be trained, frozen or not.
+    # In Keras 3 and in Keras 2: the attribute with a layer's own trainable weights, which still has them while they are frozen.
     names = ("_trainable_variables", "_trainable_weights")
     trained = {
         id(variable) for layer in model._flatten_layers() for name in names for variable in getattr(layer, name, None) or ()

@@ -6,7 +6,7 @@
 
     for batch in AsyncBatches(async_loader_queue_size=8): ...
 
-The thread only reads. It must call no collective: those belong to the thread that trains.
+The thread only reads. It must call no collective, because collectives belong to the thread that trains.
 """
 
 import logging
@@ -23,11 +23,11 @@ class BaseDataLoader:
     """The interface of a loader: a subclass defines ``__len__`` and `_iterate`."""
 
     def __len__(self) -> int:
-        """The number of batches of one pass."""
+        """The number of batches of one pass over the data."""
         raise NotImplementedError
 
     def _iterate(self) -> Iterator[Any]:
-        """Reads the batches of one pass, one after the other."""
+        """Reads the batches of one pass over the data, one after the other."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
@@ -43,17 +43,17 @@ class BaseDataLoader:
 class AsyncDataLoaderMixin:
     """Reads batches ahead of their use: a mixin, which stands before the `BaseDataLoader` among the base classes.
 
-    Each pass has its own thread, which runs `_iterate`. It starts when the first batch is requested, and ends with the pass:
-    after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass uses values that were set
-    before it, such as the epoch of a sampler, and never returns batches of an earlier pass. If `_iterate` raises an exception,
-    the iterator raises it in place of the batch.
+    Each pass over the data has its own thread, which runs `_iterate`. The thread starts when the first batch is requested, and
+    ends with the pass: after the last batch, or when the iterator is closed, dropped or left with ``break``. So a pass uses
+    values that were set before the pass, such as the epoch of a sampler, and never returns batches of an earlier pass. If
+    `_iterate` raises an exception, the iterator raises the same exception in place of the batch.
 
     Args:
         async_loader_queue_size: the largest number of batches that are read ahead; 0: no thread, and each batch is read when
             it is requested.
-        debug_data_loader: log (level INFO) how many batches were ready at each step?
-        *args: for the next class.
-        **kwargs: for the next class.
+        debug_data_loader: log (level INFO), for each batch that is requested, how many batches were ready?
+        *args: for the next base class.
+        **kwargs: for the next base class.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class AsyncDataLoaderMixin:
 
 
 class _Pass:
-    """One pass: a thread that reads, a queue of what was read, and its user."""
+    """One pass over the data: a thread that reads, a queue of the batches that were read, and the iterator over the queue."""
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], limit: int) -> None:
         self._iterate = iterate

@@ -1,4 +1,4 @@
-"""The dtypes that the engine knows, with the numbers and names of csrc/base/types.h. Elements of others can only be moved.
+"""The dtypes that the engine knows, with the numbers and names of csrc/base/types.h. Elements of other dtypes it only moves.
 
 NumPy has no bfloat16. The package ml_dtypes adds one; this module recognises it by its name and never imports that package.
 """
@@ -16,7 +16,7 @@ __all__ = ["DType", "code_of_name", "dlpack_codes", "elements_of", "numpy_dtype"
 
 
 class DType(IntEnum):
-    """Codes of dtypes. Append new ones and never renumber: the C ABI and messages between ranks contain them."""
+    """Codes of dtypes. Append new codes and never renumber, because the C ABI and messages between ranks contain the codes."""
 
     UINT8 = 0
     INT8 = 1
@@ -90,8 +90,9 @@ def elements_of(name: str, itemsize: int, any_dtype: bool, what: str) -> tuple[i
     Args:
         name: the name of the dtype.
         itemsize: the size of an element in bytes.
-        any_dtype: does the engine only move the elements, so that it need not know the dtype? It then uses another dtype of
-            that size. The layout is then a hash of the name, so that the engine notices if ranks have different dtypes.
+        any_dtype: does the engine only move the elements, so that it need not know the dtype? For a dtype that it does not
+            know, the code is then that of another dtype of the same size, and the layout is a hash of the name, by which the
+            engine notices if ranks have different dtypes.
         what: as for `code_of_name`.
 
     Returns:
@@ -125,8 +126,8 @@ def numpy_dtype(code: int) -> np.dtype[Any]:
 
 
 def dlpack_codes(dtypes: Iterable[DType]) -> bytes:
-    """A table for native code: the codes of these dtypes, each at 8 times DLPack's type code plus the logarithm (to base 2) of
-    an element's bytes; 255 elsewhere.
+    """A table for native code: the codes of these dtypes, each at the index 8 times DLPack's type code plus the logarithm (to
+    base 2) of an element's bytes. At all other indices the table has 255.
     """
     table = bytearray(b"\xff" * 64)
     for dtype in dtypes:

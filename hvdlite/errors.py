@@ -1,7 +1,7 @@
 """The errors: one table from the engine's error code to a Python class and to a TensorFlow status.
 
 The numbers are those of ``HVDLITE_E_*`` in hvdlite.h. Every class derives from `HvdliteError` (a ``RuntimeError``). Where
-Horovod raises another class, such as ``ValueError`` for bad arguments, hvdlite's class derives from that one, too.
+Horovod raises another class, such as ``ValueError`` for bad arguments, hvdlite's class derives from Horovod's class, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class ErrorCode(IntEnum):
-    """The error codes of the native core."""
+    """The error codes of the native code."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -57,7 +57,8 @@ class HvdliteError(RuntimeError):
 class HorovodInternalError(HvdliteError):
     """Base class of the errors of a submitted collective that fails because of other ranks or of the system.
 
-    Elastic training catches it. A submitted collective can also raise `InvalidArgumentError` and `UnsupportedError`.
+    Elastic training catches these errors. A submitted collective can also raise `InvalidArgumentError` and `UnsupportedError`,
+    which are not derived from this class.
     """
 
 
@@ -84,8 +85,8 @@ class OperationTimeoutError(HorovodInternalError):
 
 
 class AbortedError(HorovodInternalError):
-    """A rank that this operation needs has left the job, this rank has called `hvdlite.shutdown`, or Ctrl-C has ended a step
-    of which the gradients are lost.
+    """A rank that this operation needs has left the job, this rank has called `hvdlite.shutdown`, or Ctrl-C has ended a
+    training step, so that the gradients of the step are lost.
     """
 
     code = ErrorCode.ABORTED
@@ -127,7 +128,9 @@ class UnsupportedError(HvdliteError, NotImplementedError):
 
 
 class UnsupportedNameError(UnsupportedError, AttributeError):
-    """A module of hvdlite lacks a name that programs may look for. The text names a replacement. ``hasattr`` returns False."""
+    """A module of hvdlite lacks a name that programs may look for. The text names a replacement. ``hasattr`` returns False for
+    the name.
+    """
 
 
 def missing_name(module: str, name: str, remedies: Mapping[str, str]) -> AttributeError:

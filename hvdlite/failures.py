@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = ["RAISED", "SILENT", "end_process", "install_excepthook", "printable"]
 
-# A cause that begins with this text says that the program ended by itself.
+# The cause of a failure begins with this text if an exception has ended the program of the rank.
 RAISED = "raised "
-# A cause that contains this text says that a host is silent. Its processes may still live.
+# The cause of a failure contains this text if a host is silent. The host's processes may still live.
 SILENT = "has heard nothing for "
 
 
 def install_excepthook(runtime: "Runtime") -> None:
-    """Adds hvdlite's step after the present ``sys.excepthook``, which handles exceptions of the main thread.
+    """Puts a hook of hvdlite in the place of the present ``sys.excepthook``, for exceptions of the main thread.
 
-    Hooks that are installed later also run before the process ends. (The hook of torch.distributed collects the output of this
-    step and prints it.) The step does nothing in an interactive session, which continues after an exception. It also does
-    nothing if a program calls the hook for an exception that the program has caught.
+    hvdlite's hook prints the last operations of this rank and calls the previous hook; then the process tells its peers why it
+    fails, and ends, after all hooks that were installed later. (The hook of torch.distributed collects what hvdlite's hook
+    prints, and prints it.) In an interactive session, which continues after an exception, hvdlite's hook does nothing but call
+    the previous hook; also if a program calls the hook for an exception that the program has caught.
     """
     previous = sys.excepthook
-    # This function is not part of threading's public interface. When all hooks have returned, Python first calls the functions
-    # that were registered with it; the last registered comes first. Functions of atexit run only after all non-daemon threads
-    # have ended, and these threads may wait for ever.
+    # `_register_atexit` is not part of threading's public interface. When all hooks have returned, Python first calls the
+    # functions that were registered with `_register_atexit`, the last registered function first. Python calls the functions of
+    # atexit only after all non-daemon threads have ended, and these threads may wait for ever.
     register = getattr(threading, "_register_atexit", atexit.register)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,8 +1,8 @@
 """The possible locations of NVIDIA's libraries: loaded in this process, in NVIDIA's wheels, in a CUDA toolkit, on the system.
 
-At the first use of a GPU the engine opens the first library of each list that it can open. Of compilers it opens the first one
-whose code the driver accepts. This module only lists locations; it imports and loads nothing. A library that the process has
-loaded already comes first, because a framework has loaded it and was built for it.
+At the first use of a GPU the engine opens the first library of each list that it can open. From the list of compilers it takes
+the first compiler whose code the driver accepts. This module only lists locations; it imports and loads nothing. A library that
+the process has loaded already comes first, because the framework that has loaded the library was built for it.
 """
 
 import sys
@@ -16,8 +16,8 @@ from hvdlite.config import Config
 __all__ = ["kernel_cache", "nccl_libraries", "nvrtc_libraries", "resolve"]
 
 _NCCL = "libnccl.so.2"
-# The newest version comes first. The engine tries compilers of a CUDA newer than the driver's last. The name that ends with
-# 11.2 is the compiler's name in all later versions of CUDA 11, too.
+# The newest version comes first, but the engine tries a compiler last if its version of CUDA is newer than the driver's. The
+# name that ends with 11.2 is the compiler's name in all later versions of CUDA 11, too.
 _NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
 
 
@@ -37,7 +37,7 @@ def nccl_libraries() -> list[str]:
 
 
 def nvrtc_libraries() -> list[str]:
-    """Possible locations of NVIDIA's run-time compiler (NVRTC), the best first; + as for `nccl_libraries`."""
+    """Possible locations of NVIDIA's run-time compiler (NVRTC), the best first. A + means the same as in `nccl_libraries`."""
     toolkits = [Path(toolkit) / "lib64" for toolkit in knobs.cuda_toolkits()]
     folders = [*_wheel_folders(), _folder_of_conda(), *toolkits]
     return [*(f"+{name}" for name in _NVRTC), *_files(folders, _NVRTC), *_NVRTC]

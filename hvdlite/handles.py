@@ -18,7 +18,7 @@ __all__ = ["Finish", "Handle", "OnGpu", "native_type", "poll", "synchronize"]
 
 # A function that makes the output of an ended operation. It refers to the operation's tensors, and so keeps them alive.
 Finish = Callable[["Result"], Any]
-# The backend and the tensor of an operation on GPU memory, which give its streams; None for an operation on host memory.
+# For an operation on GPU memory its backend and its tensor, from which the streams are known; None for one on host memory.
 OnGpu = tuple[TensorBackend, Exported] | None
 
 
@@ -29,15 +29,16 @@ class Handle(Work):
     `hvdlite._engine.Work`, which keeps the tensors alive. If the program drops the handle before the operation has ended, the
     engine keeps the tensors until then. So Ctrl-C does no harm at any time.
 
-    On a GPU an operation has ended when its work is enqueued. `synchronize` does not wait for the GPU: it orders the caller's
-    current stream after that work, and also the stream of the submission, because the framework reuses the memory in its order.
+    On a GPU an operation has ended when all that the GPU must do for it is enqueued. `synchronize` does not wait for the GPU,
+    but orders the caller's current stream after the operation; also the stream of the submission, because the framework reuses
+    memory in the order of that stream.
 
-    `native_type` adds the native base class, which has the members. For a submission by native code (``Engine.allreduce``) the
-    engine makes the handle, without `__init__`, and the outputs (``_outputs``).
+    `native_type` adds the native base class, which has the members. For a submission by native code (``Engine.allreduce``),
+    native code makes the handle, without `__init__`, and later the outputs (``_outputs``).
 
     Args:
-        finish: the last step of the operation; for a group a sequence of steps.
-        grouped: is it a group, whose output is a list?
+        finish: the function that makes the output of the operation; for a group one function for each operation.
+        grouped: does the handle stand for a group, whose output is a list?
         on_gpu: an `OnGpu` for each operation; empty if all tensors are in host memory.
     """
 
@@ -78,9 +79,10 @@ class Handle(Work):
 
         Raises:
             MismatchError: the ranks asked for different things; the text says who asked for what.
-            HorovodInternalError: the operation failed otherwise; the text starts with the first cause.
+            HorovodInternalError: the operation failed for another reason; the text starts with the first cause.
             TimeoutError: the operation has not ended in time. It stays in flight, and `synchronize` may be called again.
-            NotInitializedError, InvalidArgumentError: hvdlite was shut down after the submission (and initialised again).
+            NotInitializedError: hvdlite was shut down after the submission.
+            InvalidArgumentError: hvdlite was shut down after the submission, and initialised again.
             InvalidArgumentError: the timeout is nan.
         """
         if math.isnan(timeout):
@@ -153,7 +155,7 @@ def native_type() -> type[Handle]:
 
 
 def poll(handle: Handle) -> bool:
-    """Has the operation of `handle` ended? Call `synchronize` in any case.
+    """Has the operation of `handle` ended? Whether it has or not, call `synchronize` to get the output or the error.
 
     Raises:
         InvalidArgumentError: `handle` is not a handle, or is from before hvdlite was shut down and initialised again.

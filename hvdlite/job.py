@@ -15,7 +15,7 @@ __all__ = ["LOST", "WARN_AFTER", "WHAT_FOR", "Job"]
 
 # After these errors MPI cannot be finalised any more: a process of the job is lost or does not answer.
 LOST = (PeerLostError, OperationTimeoutError)
-# The seconds of one wait in native code; Python handles signals after each.
+# The seconds of one wait in native code; Python handles signals after each such wait.
 _SLICE = 0.1
 # After this many seconds of waiting in init(), a process logs what it waits for.
 WARN_AFTER = 60.0
@@ -23,7 +23,7 @@ WHAT_FOR = "for other processes of the job: all must call it, and all hosts must
 
 
 class Job:
-    """The processes of a communicator. The thread of `init` and that of the exit handlers use it, never two at a time.
+    """The processes of a communicator. The thread of `init` and the thread of the exit handlers use it, never at the same time.
 
     The constructor is collective.
 
@@ -33,7 +33,8 @@ class Job:
         MPI: the module ``mpi4py.MPI``.
         comm: the communicator of the job.
         takes_comm: does the job send on `comm` itself, not on a duplicate? Then only this job and its engine may send on it.
-        leave: is called when MPI ends, before the job closes: the program may finalise MPI while there is an engine.
+        leave: a function that shuts the engine down. It is called when MPI ends, before the job closes, because the program may
+            finalise MPI while there is an engine.
 
     Attributes:
         lost: has a process failed while this one waited in a method of this class?
@@ -66,16 +67,16 @@ class Job:
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=end), self)
 
     def meet(self) -> None:
-        """Waits until all processes of the communicator have a job. If Ctrl-C ends the wait, another call goes on with it."""
+        """Waits until all processes of the communicator have a job. If Ctrl-C ends the wait, another call continues it."""
         self._wait(bounded=True)
         self.met = True
 
     def waits_for(self, comm: Any) -> bool:
-        """Has Ctrl-C ended `meet` with the processes of this communicator?"""
+        """Did Ctrl-C end a call of `meet` of this job, and is `comm` the job's communicator?"""
         return not self.met and not self.lost and bool(self._comm == comm)
 
     def has_ranks_of(self, other: "Job") -> bool:
-        """Are these the same processes, in the same order?"""
+        """Has the other job the same processes, in the same order?"""
         return bool(self._mpi.Group.Compare(self._group, other._group) == self._mpi.IDENT)
 
     def set_limits(self, patience: float, silence: float) -> None:
@@ -94,12 +95,12 @@ class Job:
         return [pickle.loads(each) for each in self._native.values(self._group.size)]
 
     def farewell(self) -> None:
-        """Waits until all processes have called it. The wait has no limit, and takes almost no processor time."""
+        """Waits until all processes have called `farewell`. The wait has no limit, and takes almost no processor time."""
         self._native.gather(b"", bounded=False)
         self._wait(bounded=False)
 
     def tell(self, cause: str) -> None:
-        """Tells why this process fails. Processes that wait read it at once; others read it when they wait.
+        """Tells the other processes why this process fails. One that waits learns it at once, any other when it next waits.
 
         Args:
             cause: a text such as ``raised ValueError: bad batch 17``.

@@ -1,8 +1,8 @@
 """The table of knobs: name, kind, default and meaning of each, and the variables of Horovod that have no effect here.
 
-`hvdlite.config` reads them from the environment. ``python -m hvdlite.knobs`` prints docs/knobs.md, and
+`hvdlite.config` reads the knobs from the environment. ``python -m hvdlite.knobs`` prints docs/knobs.md, and
 ``python -m hvdlite.knobs native`` prints the engine's list (csrc/include/hvdlite/knobs.inc), from which the C struct, its
-defaults and the bindings' fields follow; `make knobs` writes both. Over 400 lines, because the table is in one piece.
+defaults and the bindings' fields follow; `make knobs` writes both files. Over 400 lines, because the table is in one piece.
 """
 
 import math
@@ -35,13 +35,13 @@ class Knob:
     """One row of the table.
 
     Attributes:
-        name: the Python name; the variable is ``HVDLITE_`` and this in capitals.
-        default: the value if no variable sets it.
-        doc: its meaning, for docs/knobs.md and the help of ``hvdlite run``.
+        name: the name in Python; the environment variable is ``HVDLITE_`` and this name in capitals.
+        default: the value if no environment variable sets the knob.
+        doc: the meaning of the knob, for docs/knobs.md and the help of ``hvdlite run``.
         unit: the unit of a number; empty for counts.
-        low: the smallest value allowed of a number.
+        low: for a number, the smallest allowed value.
         zero: is 0 allowed as well, though it is below ``low``?
-        choices: the values allowed of a text; empty: any.
+        choices: for a text, the allowed values; empty: any text.
         horovod: Horovod's variable for the same knob, or None.
         from_horovod: translates a value of Horovod's variable, if its form differs.
         must_agree: must all ranks have the same value?
@@ -141,12 +141,12 @@ def _horovod_log_level(text: str) -> str:
 
 
 def _algorithm(collective: str, names: str) -> Knob:
-    sized = ", and by the size where they send messages" if collective in ("allreduce", "reducescatter", "broadcast") else ""
+    sized = ", and by the size if they send messages" if collective in ("allreduce", "reducescatter", "broadcast") else ""
     return Knob(
         f"{collective}_algorithm",
         "auto",
         f"Forces one algorithm for every {collective}; auto chooses by the hosts of the ranks{sized}. If a process set cannot "
-        "run the forced algorithm, its operation fails, and with it the job.",
+        "run the forced algorithm, the operation fails, and so does the whole job.",
         choices=("auto", *names.split()),
     )
 
@@ -177,15 +177,15 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "ledger_copies",
         16,
-        "If a process set has ranks that share no memory, and at most this many ranks (32 at most), each rank keeps a copy of "
-        "the set's ledger, and they agree without a coordinator; 0: never.",
+        "The largest number of ranks (32 at most) with which a process set that cannot share its ledger in memory agrees "
+        "without a coordinator: each rank then keeps a copy of the ledger. 0: never.",
     ),
     Knob("segment_bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", unit="bytes", low=1),
     Knob(
         "recursive_doubling_max_bytes",
         512 << 10,
-        "Among ranks that send messages, auto takes an algorithm with few delays up to this size, and an algorithm that sends "
-        "fewer bytes above it. docs/algorithms.md says which one.",
+        "Among ranks that send messages, auto takes an algorithm with few delays up to this size, and for larger sizes an "
+        "algorithm that sends fewer bytes. docs/algorithms.md names both algorithms.",
         unit="bytes",
     ),
     Knob(
@@ -199,8 +199,9 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "streaming_bytes",
         64 << 20,
-        "From this many bytes on, on all ranks together, results of an operation among ranks of one host (unless it was in "
-        "place), and gradients that move into their arena, are written to memory without the caches; 0: never.",
+        "Results of an operation among ranks of one host are written to memory past the caches if they have at least this many "
+        "bytes on all ranks together, unless the operation is in place. The limit also holds for gradients that move into "
+        "their arena. 0: never.",
         unit="bytes",
         must_agree=False,
     ),
@@ -230,14 +231,14 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "deadlock_timeout",
         1.0,
-        "How long ranks may wait for each other's different operations before these fail; 0 never checks.",
+        "How long ranks may wait for each other in different operations before these operations fail; 0 never checks.",
         unit="seconds",
     ),
     Knob(
         "stall_check_time_seconds",
         60.0,
-        "How long a rank waits for an operation before one log line names the ranks that are missing, and where each of them "
-        "is; 0 never warns.",
+        "How long a rank waits for an operation before one log line names the missing ranks, and says where the program of "
+        "each is; 0 never warns.",
         unit="seconds",
         horovod="HOROVOD_STALL_CHECK_TIME_SECONDS",
         must_agree=False,
@@ -246,8 +247,8 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
         "stall_shutdown_time_seconds",
         1800.0,
         "How long a rank waits for an operation before all ranks give up with an error; 0 waits for ever. stall_limit() makes "
-        "them wait longer for one rank. init(), after all ranks have called it, and elastic training, after a loss, wait as "
-        "long for other processes.",
+        "ranks wait longer for one rank. The limit also holds for the wait for other processes in init(), once all ranks have "
+        "called it, and in elastic training, after the loss of a rank.",
         unit="seconds",
         horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         must_agree=False,
@@ -255,8 +256,8 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "failure_linger",
         1.5,
-        "The longest time for which a failing rank waits until its peers know the cause. shutdown() waits as long while no "
-        "data of operations in flight move.",
+        "The longest time for which a failing rank waits until its peers know the cause. shutdown() waits for operations that "
+        "are agreed on, but ends the wait if no data have moved for this time.",
         unit="seconds",
     ),
     Knob(
@@ -276,7 +277,7 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "flight_recorder_folder",
         "",
-        "The folder in which a rank writes its past operations to a file after a failure, if they are more than it prints. "
+        "The folder in which a rank writes its past operations to a file after a failure, if it does not print all of them. "
         "Empty: the folder for temporary files. off: no file.",
         must_agree=False,
     ),
@@ -290,9 +291,9 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "shared_outputs",
         True,
-        "Results of allreduces from 1 MiB up to where HVDLITE_STREAMING_BYTES begins lie in memory that all ranks of the host "
-        "map, so that each rank stores what it has reduced directly into the results of the others. This needs memfds, and "
-        "HVDLITE_OUTPUT_CACHE_BYTES above 0.",
+        "Results of allreduces from 1 MiB up to the size at which HVDLITE_STREAMING_BYTES begins lie in memory that all ranks "
+        "of the host map, so that each rank stores what it has reduced directly into the results of the other ranks. This "
+        "needs memfds, and HVDLITE_OUTPUT_CACHE_BYTES above 0.",
     ),
     Knob(
         "gpu_route",
@@ -316,7 +317,7 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "check_finite",
         False,
-        "Looks for infinities and NaNs in the results of allreduces on GPUs, and names their tensors in the log.",
+        "Looks for infinities and NaNs in the results of allreduces on GPUs, and logs the names of tensors that have any.",
         must_agree=False,
     ),
     Knob(
@@ -335,7 +336,7 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "nvrtc_library",
         "",
-        "The library of NVIDIA's run-time compiler, as for HVDLITE_NCCL_LIBRARY; if empty, also that of a CUDA toolkit.",
+        "The library of NVIDIA's run-time compiler, as for HVDLITE_NCCL_LIBRARY; if empty, also a CUDA toolkit's library.",
         must_agree=False,
     ),
     Knob(
@@ -378,8 +379,8 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "shared_memory",
         "auto",
-        "The memory in which ranks of one host exchange tensors, wake and watch each other: auto tries a memfd, then /dev/shm, "
-        "and otherwise uses MPI's messages; off uses only MPI's messages.",
+        "The memory through which ranks of one host exchange tensors, and wake and watch each other: auto tries a memfd, then "
+        "/dev/shm, and otherwise uses MPI's messages; off uses only MPI's messages.",
         choices=("auto", "memfd", "shm", "off"),
     ),
     Knob(
@@ -420,24 +421,25 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "elastic_min_ranks",
         1,
-        "If fewer ranks than these are left, elastic training waits for a spare, and ends with an error if none comes in time.",
+        "If fewer ranks than this number live, elastic training waits for a spare, and ends with an error if no spare comes in "
+        "time.",
         low=1,
     ),
     Knob(
         "elastic_reset_limit",
         0,
-        "After so many changes of its ranks, by losses and by spares, elastic training ends with an error at the next loss; 0: "
-        "without a limit.",
+        "After this number of changes of the ranks (by losses and by spares), elastic training ends with an error at the next "
+        "loss; 0: no limit.",
     ),
     Knob(
         "elastic_spares",
         0,
-        "How many processes of an elastic job, the last ones, are spares: they wait, and each can replace a lost rank.",
+        "How many of an elastic job's processes, the last ones, are spares: a spare waits until it replaces a lost rank.",
     ),
     Knob(
         "elastic_timeout",
         600.0,
-        "How long elastic training waits for a spare if fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS.",
+        "How long elastic training waits for a spare if fewer ranks live than HVDLITE_ELASTIC_MIN_RANKS.",
         unit="seconds",
         horovod="HOROVOD_ELASTIC_TIMEOUT",
     ),
@@ -452,14 +454,16 @@ KNOBS: tuple[Knob, ...] = (
         "auto",
         "What an optimizer does if the ranks' parameters differ after its first update, because they were not broadcast. "
         "error: it raises MismatchError; warn: it logs a warning; broadcast: it logs a warning and gives all ranks the "
-        "parameters of the first rank; off: it does not compare them; auto: error, or warn if HVDLITE_HOROVOD_RULES is on.",
+        "parameters of the first rank; off: it does not compare parameters; auto: error, or warn if HVDLITE_HOROVOD_RULES is "
+        "on.",
         choices=("auto", "error", "broadcast", "warn", "off"),
     ),
     Knob(
         "tuning_file",
         "",
-        "The file with the results of `hvdlite tune`. Rank 0 reads it; if it was made for this machine and shape of job, knobs "
-        "that no variable sets take its values. auto: the file for them in the user's cache folder. Empty: none.",
+        "The file with the results of `hvdlite tune`. Rank 0 reads it. If it was made for this machine and this shape of job, "
+        "knobs that no variable sets take their values from it. auto: the file for this machine and shape of job in the user's "
+        "cache folder. Empty: none.",
     ),
     Knob(
         "autotune",
@@ -508,8 +512,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "timeline_max_bytes",
         64 << 20,
-        "The most that one rank's timeline takes on the disk; beyond it the oldest half is dropped. The samples of the main "
-        "thread's stack take up to an eighth of it in addition.",
+        "The most that one rank's timeline takes on the disk; then the oldest half is dropped. The samples of the main "
+        "thread's stack take up to an eighth of this size in addition.",
         unit="bytes",
         low=4096,
         must_agree=False,
@@ -518,7 +522,7 @@ KNOBS: tuple[Knob, ...] = (
         "metrics_file",
         "",
         "The file into which each rank writes hvdlite.stats() for Prometheus's node_exporter; {rank} stands for the rank, and "
-        "without it rank 3 takes the name with .rank3 before its ending. Empty writes none.",
+        "without {rank} rank 3 takes the name with .rank3 before its ending. Empty writes none.",
         must_agree=False,
     ),
     Knob(
@@ -552,7 +556,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "first_bucket_bytes",
         1 << 20,
-        "The same for the first bucket, which is small so that communication starts early in backward.",
+        "The largest size of the first gradient bucket, which is small so that communication starts early in the backward "
+        "pass.",
         unit="bytes",
         low=1,
     ),
@@ -601,8 +606,8 @@ AS_IT_IS: Mapping[str, str] = {
     "HOROVOD_CPU_OPERATIONS": "mpi",
 }
 
-# Patterns of variables that need no note. A launcher of Horovod describes the job with them (for hvdlite MPI does so), or they
-# configure the build of Horovod and are still set in its container images.
+# Patterns of variables that need no note. A launcher of Horovod describes the job with these variables (hvdlite asks MPI
+# instead), or they configure the build of Horovod and are still set in Horovod's container images.
 NOT_ASKING = tuple(
     f"HOROVOD_{name}"
     for name in (
@@ -621,8 +626,9 @@ def to_markdown() -> str:
         "Generated by `python -m hvdlite.knobs`; edit the table in `hvdlite/knobs.py` instead.",
         "",
         "A knob is an environment variable, which hvdlite reads when it is initialised. If the table names a variable of",
-        "Horovod, hvdlite accepts it too. If both are set, it uses `HVDLITE_*`. *Agree* says whether all ranks must have the",
-        "same value. If they do not, `init()` fails on every rank, and the error says which rank has which value.",
+        "Horovod, hvdlite accepts that variable, too. If both are set, hvdlite uses `HVDLITE_*`. *Agree* says whether all",
+        "ranks must have the same value. If they do not, `init()` fails on every rank, and the error says which rank has which",
+        "value.",
         "",
         "| variable | Horovod's | default | accepted | agree | meaning |",
         "|---|---|---|---|---|---|",
@@ -639,10 +645,10 @@ def to_markdown() -> str:
         "",
         "## Variables of Horovod without effect",
         "",
-        "Rank 0 logs one warning that lists those it finds, together with any `HOROVOD_*` that Horovod does not know either.",
+        "Rank 0 logs one warning that lists those that are set, and any `HOROVOD_*` that not even Horovod knows.",
         "hvdlite ignores such a variable without a warning if it is 0 or empty, or asks for what hvdlite does in any case "
         f"({', '.join(f'`{name}={value}`' for name, value in AS_IT_IS.items())}).",
-        "There is no warning about variables for Horovod's build and those that its launcher sets: "
+        "There is no warning about variables for Horovod's build, nor about those that Horovod's launcher sets: "
         f"{', '.join(f'`{pattern}`' for pattern in NOT_ASKING)}.",
         "",
         "| variable | why |",

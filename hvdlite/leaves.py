@@ -25,10 +25,10 @@ class Leaf:
     """One tensor that the ranks compare.
 
     Attributes:
-        name: the user's name for it.
+        name: the user's name for the tensor.
         shape: the tensor's extents.
-        dtype: the name of its dtype.
-        epsilon: the distance from 1 to the next number of its dtype; 0 for dtypes that are no floats of 16 bits or more.
+        dtype: the name of the tensor's dtype.
+        epsilon: the distance from 1 to the next number of the dtype; 0 for a dtype that is no float of 16 bits or more.
         memory: a function that returns the bytes in host memory, in row-major order of the elements.
         numbers: a function that returns a slice of the elements as float64, in the same order; two numbers for each complex
             element.

@@ -24,9 +24,9 @@ __all__ = ["measure_link", "own_seconds", "slowest", "start_allreduce"]
 
 
 def measure_link(process_set: ProcessSet) -> HostLink:
-    """The link between the hosts of these ranks, the same on all of them. `find_link` says what is sent and for how long.
+    """The link between the hosts of the set's ranks, the same on all ranks. `find_link` says what is sent and for how long.
 
-    Ranks on one host make one small allreduce, and measure nothing. Collective over the process set.
+    If all ranks are on one host, they make one small allreduce, and measure nothing. Collective over the process set.
 
     Raises:
         InvalidArgumentError: this rank is not in the process set.
@@ -53,12 +53,12 @@ def measure_link(process_set: ProcessSet) -> HostLink:
 
 
 def slowest(seconds: float, set_id: int) -> float:
-    """The most seconds of any rank of the set. Collective."""
+    """The largest `seconds` of all ranks of the set. Collective."""
     return float(_largest(np.array([seconds]), set_id)[0])
 
 
 def _largest(values: NDArray[np.float64], set_id: int) -> NDArray[np.float64]:
-    """The largest values of all ranks of the set, place by place. Overwrites and returns the argument. Collective."""
+    """The largest values of all ranks of the set, place by place. Overwrites and returns `values`. Collective."""
     start_allreduce(values, f"hvdlite.link.slowest.{values.size}", DType.FLOAT64, Max, set_id).result()
     return values
 
@@ -79,7 +79,7 @@ def start_allreduce(
 ) -> "Work":
     """Starts an allreduce in place, and returns its work. Collective over the process set.
 
-    dtype: of the elements, as the engine sees them. The caller keeps the array until the work has ended.
+    `dtype` is the dtype that the engine takes the elements for. The caller keeps the array until the work has ended.
     """
     address = values.ctypes.data
     request = Request(Kind.ALLREDUCE, name, int(dtype), values.shape, address, address, op=op, process_set=set_id)

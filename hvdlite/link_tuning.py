@@ -1,9 +1,10 @@
 """Predicts and measures the time of a training step with each method of reducing gradients: for ``hvdlite tune --link``.
 
-``hvdlite tune --link`` starts ``python -m hvdlite.link_tuning`` on every rank. A measured step sleeps instead of computing. It
-treats random numbers as an optimizer treats gradients: it submits buckets of random numbers during the backward pass, and waits
-for all. (For PowerSGD it multiplies matrices, and reduces after the backward pass.) So it shows the costs of the link, the
-engine and the codecs. It does not show how they slow a computation on the same cores.
+``hvdlite tune --link`` starts ``python -m hvdlite.link_tuning`` on every rank. A measured training step sleeps instead of
+computing. It treats random numbers as an optimizer treats gradients: it submits buckets of random numbers during the pretended
+backward pass, and waits for all buckets. (For PowerSGD it multiplies matrices, and reduces after the backward pass.) So the
+measurement shows the costs of the link, the engine and the codecs. It does not show how the engine and the codecs slow down a
+computation on the same cores.
 """
 
 import argparse
@@ -37,11 +38,11 @@ Array = NDArray[Any]
 
 
 class SimulatedSteps:
-    """Steps of a training without a model. Collective over all ranks.
+    """Training steps without a model. Collective over all ranks.
 
     Args:
-        gradients: the elements of each bucket.
-        compute: the seconds of the step without communication.
+        gradients: the number of elements of each bucket.
+        compute: the seconds of a training step without communication.
         sleep: a function that sleeps for the given number of seconds.
     """
 
@@ -52,7 +53,7 @@ class SimulatedSteps:
         self._sleep = sleep
 
     def run(self, method: ExchangeMethod) -> float:
-        """The seconds of one step on this rank; with several passes for each reduction, the mean of their steps."""
+        """The seconds of a training step on this rank. If a reduction follows several backward passes: their mean seconds."""
         begun = time.perf_counter()
         for _ in range(method.passes - 1):
             self._sleep(self._compute)
@@ -70,7 +71,7 @@ class SimulatedSteps:
         return (time.perf_counter() - begun) / method.passes
 
     def _start(self, method: ExchangeMethod, number: int, values: Array) -> Callable[[], object]:
-        """Starts the reduction of a bucket; returns the function that waits for it."""
+        """Starts the reduction of a bucket; returns the function that waits for the reduction."""
         name = f"tune.{method.name}.{number}"
         if method is not BF16:
             codec = Codec(method.name) if method.codes else None
@@ -113,10 +114,10 @@ def _seconds_of_factoring() -> float:
 
 
 def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: float) -> dict[ExchangeMethod, float]:
-    """The median seconds of a step with each method, on the slowest rank.
+    """The median seconds of a training step with each method, on the slowest rank.
 
-    The methods take turns: at most six turns, and no further turn if it would probably end later than `seconds` after the
-    start.
+    Each turn measures all methods once. There are at most six turns, and no further turn if it would probably end later than
+    `seconds` after the start.
     """
     times: dict[ExchangeMethod, list[float]] = {method: [] for method in methods}
     begun = time.monotonic()
@@ -125,13 +126,13 @@ def _measure(methods: Iterable[ExchangeMethod], steps: SimulatedSteps, seconds: 
             own.append(slowest(steps.run(method), _GLOBAL))
         if slowest(time.monotonic() - begun, _GLOBAL) * (turn + 2) / (turn + 1) > seconds:
             break
-    # In the first turn the engine allocates buffers and sees the names for the first time. So that turn does not count if there
-    # are others.
+    # In the first turn the engine allocates buffers and sees the names for the first time. So the first turn does not count if
+    # there are other turns.
     return {method: statistics.median(own[1:] or own) for method, own in times.items()}
 
 
 def _check_memory(parameters: int) -> None:
-    """Raises InvalidArgumentError on all ranks if the gradients of a host's ranks are larger than its memory. Collective."""
+    """Raises InvalidArgumentError on all ranks if a host's memory is too small for its ranks' gradients. Collective."""
     needed = 4 * parameters * RUNTIME.require_topology().local_size
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if (share := slowest(needed / there, _GLOBAL)) > 1:

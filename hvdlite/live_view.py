@@ -1,4 +1,4 @@
-"""Answers viewers of this rank (``hvdlite top``) with its numbers, while there is an engine.
+"""Answers viewers of this rank (``hvdlite top``) with the rank's numbers, while there is an engine.
 
 A thread sleeps in `accept`: without a viewer, a rank has only one more socket and one more sleeping thread. Each connection
 gets one answer and is closed. A viewer that does not read its answer delays the next viewer by at most a second.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ViewServer", "oldest_operation", "start"]
 
-# The time limit in seconds for a viewer to read its answer, and the time from a failed `accept` to the next one.
+# The time limit in seconds for a viewer to read its answer, and the seconds from a failed `accept` to the next `accept`.
 _PATIENCE = 1.0
 # Lines of the flight record: for an operation that has ended, and for any operation.
 _ENDED = re.compile(r", (?:done|failed) \([\d.]+ s ago\)$")
@@ -39,7 +39,7 @@ _STATS = (
 
 
 def start() -> None:
-    """Lets viewers look at this rank until `hvdlite.shutdown`. If the system refuses the socket, it logs one line."""
+    """Lets viewers look at this rank until `hvdlite.shutdown`. If the system refuses the socket, logs one line instead."""
     try:
         server = ViewServer()
     except OSError as error:
@@ -112,7 +112,7 @@ class ViewServer:
 
 
 def oldest_operation(record: str) -> dict[str, Any] | None:
-    """The operation of a flight record that has not ended for the longest time, with its age in seconds and its stage."""
+    """The oldest operation in a flight record that has not ended, with its age in seconds and its stage; None if all have."""
     ages = []
     for line in record.splitlines():
         found = None if ": submitted " not in line or _ENDED.search(line) else _OPEN.fullmatch(line)

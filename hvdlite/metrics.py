@@ -1,6 +1,6 @@
 """Writers of `hvdlite.stats`: scalars for TensorBoard, and a text file for Prometheus's node_exporter.
 
-Neither needs a package: the program passes its own TensorBoard writer, and this module writes the file itself.
+Neither writer needs a package: the program passes its own TensorBoard writer, and this module writes Prometheus's file itself.
 """
 
 import logging
@@ -65,13 +65,13 @@ def to_prometheus(now: Stats, host: str) -> str:
 class PrometheusWriter:
     """Writes `stats` into a file again and again, for the textfile collector of Prometheus's node_exporter.
 
-    A thread replaces the whole file every `interval` seconds, and once more when the writer is closed or hvdlite shuts down,
-    also because the ranks of an elastic job change. If the disk fails, the writer logs one line and tries again. With the knobs
-    metrics_file and metrics_interval, each `init` makes a writer.
+    A thread replaces the whole file every `interval` seconds, and once more when the writer is closed or hvdlite shuts down
+    (also when the ranks of an elastic job change). If the disk fails, the writer logs one line and tries again. If the knob
+    metrics_file is set, each `init` makes a writer, whose interval is the knob metrics_interval.
 
     Args:
-        path: the path of the file, which should end in ``.prom``. ``{rank}`` stands for the rank; without it, rank 3 writes a
-            file with ``.rank3`` before the suffix.
+        path: the path of the file, which should end in ``.prom``. ``{rank}`` stands for the rank; without ``{rank}``, rank 3
+            writes a file with ``.rank3`` before the suffix.
         interval: seconds between two writings.
 
     Raises:
@@ -131,16 +131,16 @@ class PrometheusWriter:
 
 
 class TensorBoardWriter:
-    """Writes the cost of steps as scalars ``hvdlite/...`` every few steps, through the program's own TensorBoard writer.
+    """Writes the cost of training steps as scalars ``hvdlite/...`` every few steps, through the program's TensorBoard writer.
 
     It follows the steps that torch's `DistributedOptimizer` counts, or the calls of `mark_step`. Each scalar is the mean per
-    step since the last writing; times are in milliseconds. After another `init`, also that of an elastic job whose ranks have
-    changed, it begins with the second step.
+    step since the last writing; times are in milliseconds. After another `init` (also when the ranks of an elastic job change),
+    the first mean leaves out the first step.
 
     Args:
         writer: a SummaryWriter of torch or tensorboardX, or anything else with ``add_scalar(tag, value, step)``; or a function
             with these arguments, which for TensorFlow calls ``tf.summary.scalar(tag, value, step)`` in its writer.
-        every: the number of steps between two writings.
+        every: the number of training steps between two writings.
 
     Raises:
         NotInitializedError: `init` has not been called.
@@ -189,7 +189,7 @@ class TensorBoardWriter:
 
 
 def _scalars(spent: Stats) -> dict[str, float]:
-    """The cost of one step, from the difference of two snapshots."""
+    """The mean cost of a training step, from the difference of two snapshots."""
     each = 1.0 / spent.steps
     values = {
         f"{re.sub('_seconds$', '', name)}_ms": 1e3 * getattr(spent, name) * each

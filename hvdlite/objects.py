@@ -1,7 +1,7 @@
 """Sends any picklable Python object to all ranks or from all ranks, through the same two collectives for every framework.
 
-It unpickles only bytes that ranks of the same job have pickled (docs/security.md). It checks a header before it allocates
-memory for it.
+This module unpickles only bytes that ranks of the same job have pickled (docs/security.md). It checks the header of an object
+before it allocates memory for the object.
 """
 
 import importlib
@@ -41,8 +41,8 @@ def broadcast_object(
         The root's own object on the root, a copy elsewhere.
 
     Raises:
-        InvalidArgumentError: the root could not pickle its object (on all ranks), this rank could not unpickle it (only
-            here), or an argument is wrong.
+        InvalidArgumentError: the root could not pickle its object (raised on all ranks), this rank could not unpickle the
+            object (raised only on this rank), or an argument is wrong.
         MismatchError, HorovodInternalError: as for `hvdlite.broadcast`.
     """
     is_root = RUNTIME.require_topology().rank == root_rank
@@ -68,15 +68,15 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         The objects in rank order; all of them copies, this rank's own included. Ranks that have joined give none.
 
     Raises:
-        InvalidArgumentError: a rank could not pickle its object (on all ranks), this rank could not unpickle one (only
-            here), or an argument is wrong.
+        InvalidArgumentError: a rank could not pickle its object (raised on all ranks), this rank could not unpickle an object
+            (raised only on this rank), or an argument is wrong.
         MismatchError, HorovodInternalError: as for `hvdlite.allgather`.
     """
     return list(_collect(obj, name, process_set, without_joined=False).values())
 
 
 def exchange_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """`allgather_object` for hvdlite's own exchanges. It runs even while the knob horovod_rules forbids an allgather."""
+    """`allgather_object` for hvdlite's own exchanges. It works even while the knob horovod_rules forbids an allgather."""
     return list(exchange_by_rank(obj, name, process_set).values())
 
 
@@ -106,7 +106,7 @@ def unpacked(header: npt.NDArray[np.int64], payload: Bytes, operation: str, send
     """The object that `packed` was given.
 
     Raises:
-        InvalidArgumentError: the sender could not pickle it, or this rank cannot unpickle it.
+        InvalidArgumentError: the sender could not pickle the object, or this rank cannot unpickle it.
     """
     if int(header[0]) == _FAILED:
         raise InvalidArgumentError(f"{operation}: rank {sender} {_text(payload.data)}")
@@ -116,7 +116,7 @@ def unpacked(header: npt.NDArray[np.int64], payload: Bytes, operation: str, send
 def _collect(obj: Any, name: str | None, process_set: ProcessSet, without_joined: bool) -> dict[int, Any]:
     """The objects by rank, in rank order."""
     state, payload = _dumps(obj)
-    # With the rank, because ranks that have joined send nothing.
+    # The header contains the rank, because the headers of ranks that have joined are missing.
     header = np.array([[state, payload.size, RUNTIME.require_topology().rank]], dtype=np.int64)
     headers = submission.gather(header, _part(name, "header"), process_set, blocking=True, without_joined=without_joined)
     data = memoryview(
@@ -170,7 +170,7 @@ def _part(name: str | None, part: str) -> str | None:
 
 
 def _dumps(obj: Any) -> tuple[int, Bytes]:
-    """The object's bytes as an array. If pickling fails, they are the error text, because the other ranks wait for bytes."""
+    """The state and the object's bytes. If pickling fails, the error text's bytes, because the other ranks wait for bytes."""
     try:
         return _PICKLED, np.frombuffer(_pickled(obj), np.uint8).copy()
     except Exception as error:  # pickle raises any exception of the objects' own methods

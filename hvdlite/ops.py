@@ -89,9 +89,9 @@ def allreduce(
 ) -> Any:
     """Reduces a tensor over the ranks: ``postscale_factor * op over ranks of (prescale_factor * tensor)``.
 
-    Collective over `process_set`. Shape, dtype, op and factors must be the same on all its ranks, the values differ.
-    All ranks get the same bits. 16-bit floats are summed in float32 and rounded once; integers are divided exactly by
-    Average.
+    Collective over `process_set`. Shape, dtype, op and factors must be the same on all ranks of the set; the values may
+    differ. All ranks get the same bits. 16-bit floats are summed in float32 and rounded once. Average divides sums of
+    integers exactly, and truncates toward zero.
 
     Args:
         tensor: any shape, also zero-dimensional; any dtype of `hvdlite.dtypes`. Not modified. For bool, Sum and Max mean "any",
@@ -101,15 +101,15 @@ def allreduce(
         name: see the module's rule on names.
         compression: a class such as ``Compression.fp16``, which compresses the tensor before the operation and restores the
             result; or a `Codec` such as ``Compression.int8()``, with which the engine codes what hosts or ranks send; or
-            `Compression.auto`, which chooses one by a measurement at its first use.
+            `Compression.auto`, which chooses a compression by a measurement at its first use.
         op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`. Adasum needs 2, 4, 8, ... ranks.
         prescale_factor: applied to each rank's tensor; integers are scaled in double and truncated.
         postscale_factor: applied to the result.
         process_set: the ranks that take part.
-        weight: of this rank in a weighted mean, ``sum(weight * tensor) / sum(weight)`` over the ranks: 0 or more, such as the
-            number of samples in its batch. Weights may differ between ranks, but either all ranks give one or none does. It
-            needs op Average and a floating-point or complex dtype. The tensor of a rank with weight 0 is ignored, even if it
-            has NaNs. If all weights are 0, the result is 0. A rank that has joined has weight 0.
+        weight: this rank's weight in a weighted mean, ``sum(weight * tensor) / sum(weight)`` over the ranks: 0 or more, such as
+            the number of samples in this rank's batch. Weights may differ between ranks, but either all ranks give a weight or
+            none does. A weight needs op Average and a floating-point or complex dtype. The tensor of a rank with weight 0 is
+            ignored, even if the tensor has NaNs. If all weights are 0, the result is 0. A rank that has joined has weight 0.
 
     Returns:
         A new tensor of the same shape, dtype and framework. Lists and numbers give NumPy arrays.
@@ -157,7 +157,7 @@ def allreduce_(
     *,
     weight: float | None = None,
 ) -> Any:
-    """`allreduce` in place: the result is written into the tensor, which is returned. It must be writable.
+    """`allreduce` in place: the result is written into the tensor, which must be writable. Returns the tensor.
 
     Arguments and errors are those of `allreduce`; there is no compression.
     """
@@ -270,7 +270,7 @@ def grouped_allreduce_async_(
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenates the ranks' tensors along the first dimension, in rank order.
 
-    Collective over `process_set`. Dtype and all dimensions but the first must be the same on all its ranks; the first
+    Collective over `process_set`. Dtype and all dimensions but the first must be the same on all ranks of the set; the first
     may differ and may be 0.
 
     Args:
@@ -318,8 +318,8 @@ def grouped_allgather_async(
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Gives all ranks the root's tensor.
 
-    Collective over `process_set`. Shape, dtype and root must be the same on all its ranks; the values of the other
-    ranks' tensors do not matter.
+    Collective over `process_set`. Shape, dtype and root must be the same on all ranks of the set. Only the values of the
+    root's tensor matter.
 
     Args:
         tensor: any shape and dtype. Not modified.
@@ -345,7 +345,7 @@ def broadcast_async(
 
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """`broadcast` in place: the root's values are written into the tensor, which is returned. It must be writable.
+    """`broadcast` in place: the root's values are written into the tensor, which must be writable. Returns the tensor.
 
     Arguments and errors are those of `broadcast`.
     """
@@ -366,7 +366,7 @@ def broadcast_async_(
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Sends slices of the tensor's rows to the ranks, and concatenates the received slices in rank order.
 
-    Collective over `process_set`. Dtype and all dimensions but the first must be the same on all its ranks; the splits
+    Collective over `process_set`. Dtype and all dimensions but the first must be the same on all ranks of the set; the splits
     and the first dimension may differ.
 
     Args:
@@ -409,8 +409,8 @@ def reducescatter(
 ) -> Any:
     """Reduces a tensor over the ranks and gives each rank its part of the rows.
 
-    Collective over `process_set`. Shape, dtype, op and factors must be the same on all its n ranks. For d rows, each rank
-    gets ``d // n`` of them, and each of the first ``d % n`` ranks gets one more.
+    Collective over `process_set`. Shape, dtype, op and factors must be the same on all n ranks of the set. Of d rows, each rank
+    gets ``d // n``, and each of the first ``d % n`` ranks gets one more.
 
     Args:
         tensor: at least one-dimensional; dtypes as for `allreduce`. Not modified.
@@ -487,7 +487,7 @@ def grouped_reducescatter_async(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns once all ranks of the set have called it. Collective over `process_set`; carries no data.
+    """Returns once all ranks of the set have called `barrier`. Collective over `process_set`; carries no data.
 
     Raises:
         InvalidArgumentError, HorovodInternalError: see the module's rule on errors.
@@ -498,19 +498,19 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, *, process_set: ProcessSet = global_process_set, average: str = "all") -> int:
     """Says that this rank has no more data, and waits until all ranks of the set have said so. Collective over the set.
 
-    While a rank waits here, the other ranks continue their operations on this process set without it. To an allreduce or a
-    reducescatter this rank contributes the identity of the op (0 for a sum), and to an allgather or an alltoall no rows. Only
-    a broadcast still needs its root. This rank does not get the updates of that time: afterwards broadcast the weights, and the
-    optimizer's state if training continues, from the rank that joined last.
+    While this rank waits in `join`, the other ranks continue their operations on this process set without this rank. To an
+    allreduce or a reducescatter this rank contributes the identity of the op (0 for a sum), and to an allgather or an alltoall
+    no rows. Only a broadcast still needs its root. This rank does not get the updates that the other ranks make meanwhile. So
+    broadcast the weights afterwards from the rank that joined last, and also the optimizer's state if training continues.
 
     Args:
         device: accepted for compatibility with Horovod (the GPU for a joined rank's zeros); it changes nothing.
-        process_set: the ranks whose operations this rank leaves; on other sets it takes part as before once it returns.
-        average: what an Average divides by while this rank waits. ``"all"``: it counts this rank too, as in Horovod.
-            ``"contributing"``: it does not. Each rank decides for itself alone: the divisor, agreed with the operation, is the
-            size of the set less the ranks that joined with ``"contributing"`` before they asked for the operation. (The
-            average of a sparse torch tensor, or of IndexedSlices, which are gathered, divides by the size of the set in any
-            case.)
+        process_set: the set whose operations this rank leaves. On other sets this rank takes part as before, once `join` has
+            returned.
+        average: does the divisor of an Average count this rank while this rank waits? ``"all"``: yes, as in Horovod.
+            ``"contributing"``: no. Each rank decides only about itself. The ranks agree on the divisor with the operation: the
+            size of the set less the number of ranks that joined with ``"contributing"`` before they asked for the operation.
+            (Sparse torch tensors and IndexedSlices are gathered; their average always divides by the size of the set.)
 
     Returns:
         The rank that joined last, as a rank of the whole job; the same on all ranks.

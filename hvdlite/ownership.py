@@ -10,7 +10,9 @@ __all__ = ["owners_of"]
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The owner of each parameter. The largest parameter is assigned first, and each goes to the rank with the least so far."""
+    """The owner of each parameter. The parameters are assigned from the largest to the smallest: each goes to the rank whose
+    parameters so far have the smallest sum of sizes.
+    """
     load = [0] * ranks
     owners = [0] * len(sizes)
     for place in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):

@@ -1,8 +1,9 @@
 """Messages from one rank to another: `send`, `recv`, their asynchronous forms, several at once, and Python objects.
 
-Only two ranks take part. A receive gets a message of its process set, from the rank and with the tag that it names. If
-several messages match, it gets the one that was sent first. If several receives match a message, the one that was posted first
-gets it. There is no negotiation: messages never wait for collectives, and collectives never wait for messages.
+Only two ranks take part. A receive names a process set, a rank and a tag, and gets a message that matches all three. If
+several messages match, the receive gets the message that was sent first. If several receives match a message, the receive that
+was posted first gets the message. There is no negotiation: messages never wait for collectives, and collectives never wait for
+messages.
 
 The ranks are those of the whole job, for any process set, as with the roots of collectives.
 
@@ -11,12 +12,13 @@ messages wait there. Any other send ends when the other rank has received the me
 receive, they wait for each other, and by default both get an error within two seconds. Post the receives first (`irecv`), or
 post sends and receives in one `batch`.
 
-A tensor on a GPU goes through page-locked host memory. Its send ends when it has been received, whatever its size. One rank's
-tensor may be on a GPU and the other's in host memory. As with collectives, a receive does not make the host wait for a GPU:
-later work of the current stream sees the message.
+A tensor on a GPU goes through page-locked host memory. Its send ends when the other rank has received the message, also if the
+tensor is small. One rank's tensor may be on a GPU and the other rank's tensor in host memory. As with collectives, a receive
+does not make the host wait for a GPU: later work of the current stream sees the message.
 
-Both tensors must have the same dtype and number of elements; their shapes may differ. Otherwise receiver and sender raise
-`MismatchError`. If the sender of a small message has already returned, its next call of a function of this module raises it.
+The sender's tensor and the receiver's tensor must have the same dtype and number of elements, or both ranks raise
+`MismatchError`. The shapes may differ. If the send of a small message has ended already, the sender's next call of a function
+of this module raises the error.
 
 `hvdlite.torch`, `hvdlite.tensorflow` and `hvdlite.jax` have `send` and `recv` with gradients.
 """
@@ -97,7 +99,7 @@ def send(tensor: Any, dst: int, tag: int = 0, name: str | None = None, process_s
         tensor: any shape and dtype, in host memory or on a GPU. Not modified.
         dst: the receiver's rank in the whole job.
         tag: a number, 0 or more, that distinguishes messages between the two ranks.
-        name: the name of the tensor in error texts, also in those of the other rank.
+        name: the name of the tensor in the error texts of both ranks.
         process_set: the receiver must name the same process set.
 
     Raises:
@@ -133,7 +135,7 @@ def recv(
         process_set: the process set that the sender names.
 
     Returns:
-        The tensor; where `src` or `tag` is None, a `Received` with the tensor, the rank that sent it, and its tag.
+        The tensor; if `src` or `tag` is None, a `Received` with the tensor, the sender's rank and the message's tag.
 
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `send`.
@@ -167,7 +169,8 @@ def batch(operations: Sequence[P2POp], process_set: ProcessSet = global_process_
 
     Raises:
         InvalidArgumentError, UnsupportedError: an operation is neither `isend` nor `irecv`, or one of its arguments is wrong,
-            as for `send` and `recv`. Nothing is posted then. `synchronize` of the handle raises the errors of the messages.
+            as for `send` and `recv`. Then nothing is posted. Later errors of the messages are raised by the handle's
+            `synchronize`.
     """
     kinds = [_kind_of(operation[0]) for operation in operations]
     known = RUNTIME.engine
@@ -209,11 +212,11 @@ def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = 
 
     Args:
         src: the sender's rank in the whole job; None: any rank of the process set.
-        tag: that of the message.
-        process_set: the one that the sender names.
+        tag: the tag of the message.
+        process_set: the process set that the sender names.
 
     Returns:
-        A copy of the object; where `src` is None, a `Received`.
+        A copy of the object; if `src` is None, a `Received`.
 
     Raises:
         InvalidArgumentError: the sender could not pickle its object, or this rank could not unpickle it.
@@ -229,7 +232,7 @@ def recv_object(src: int | None = None, tag: int = 0, process_set: ProcessSet = 
 
 
 def send_object_list(object_list: Sequence[Any], dst: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Sends a list of objects, as `send_object` one; the other rank calls `recv_object_list`.
+    """Sends a list of objects, as `send_object` sends one object; the other rank calls `recv_object_list`.
 
     Arguments and errors are those of `send_object`, for each object of the list.
     """
@@ -244,8 +247,8 @@ def recv_object_list(
     Args:
         object_list: a list of the same length as the sender's; its elements are replaced.
         src: the sender's rank in the whole job; None: any rank of the process set.
-        tag: that of the message.
-        process_set: the one that the sender names.
+        tag: the tag of the message.
+        process_set: the process set that the sender names.
 
     Returns:
         The sender's rank.
@@ -291,7 +294,7 @@ class Envelope(NamedTuple):
         return cls(src, tag, name, process_set)
 
 
-# The engine's request, the last step, and the streams if the tensor is on a GPU.
+# The request, the last step, which makes the result, and, if the tensor is on a GPU, what tells its streams.
 _Described = tuple[tuple[Any, ...], Finish, OnGpu]
 
 

@@ -5,9 +5,9 @@ for each missing rank. A called spare runs the program up to the elastic functio
 spare is ready. At the ranks' next commit or step all processes regroup once more, and the spare becomes a rank.
 
 MPI agrees on the living processes and keeps their order (ULFM's MPIX_Comm_shrink). A spare regroups in a thread of its own, so
-that the ranks do not wait for its program. They wait for this thread, which needs Python's GIL. (To avoid that, the ranks would
-have to agree without the spares, and include a spare only when it is ready.) The ranks have another communicator for their
-operations.
+that the ranks do not wait for the spare's program. But the ranks wait for this thread, which needs Python's GIL. (To avoid that
+wait, the ranks would have to agree without the spares, and include a spare only when it is ready.) For their operations the
+ranks have another communicator.
 """
 
 import enum
@@ -35,7 +35,7 @@ __all__ = [
 _SLICE = 0.1
 # The seconds after which a spare looks for messages again.
 _LISTEN_EVERY = 0.01
-# Tags of the two messages: a spare is ready, and the job is over. They have no content.
+# Tags of the two messages: a spare is ready, and the job is over. The messages have no content.
 _READY, _OVER = 1, 2
 
 
@@ -66,7 +66,7 @@ class Process:
 def assign_roles(processes: Sequence[Process], wanted: int) -> list[Process]:
     """The roles after a change: ready spares become ranks, and one waiting spare is called for each rank that is missing.
 
-    A called spare gets the lowest free seat of its host. That is the seat of the lost rank, if it was on the same host.
+    A called spare gets the lowest free seat of its host. That is the seat of the lost rank, if this rank was on the same host.
 
     Args:
         processes: the living processes.
@@ -115,7 +115,7 @@ class ProcessPool:
         host: the host of this process.
 
     Attributes:
-        comm: the communicator of all processes. Those that `regroup` makes are never freed, because MPI cannot free a
+        comm: the communicator of all processes. Communicators that `regroup` makes are never freed, because MPI cannot free a
             communicator with lost processes.
         ranks: the communicator of the ranks; MPI.COMM_NULL in a spare.
         processes: the processes, by their ranks in `comm`.
@@ -142,7 +142,7 @@ class ProcessPool:
         return self.processes[int(self.comm.rank)]
 
     def take_ranks(self, comm: Any) -> bool:
-        """May a job send on this communicator itself? True once, if `regroup` made it, because the pool sends nothing on it."""
+        """May a job send on `comm` itself? True once for a `comm` that `regroup` made, because the pool sends nothing on it."""
         unused, self._unused = self._unused, None
         return unused is not None and comm is unused
 
@@ -153,7 +153,8 @@ class ProcessPool:
     def regroup(self, role: Role, report: Any, shrink: Callable[[Any], Any] = lambda comm: comm.Shrink()) -> list[Any]:
         """Removes lost processes from the pool, and gives all living ones new roles. Collective over the living processes.
 
-        Ranks call this by themselves, and interrupt the waiting spares. If a process is lost meanwhile, it begins again.
+        Ranks call `regroup` by themselves, and interrupt the waiting spares. If a process is lost meanwhile, `regroup` begins
+        again.
 
         Args:
             role: the role of this process until now.
@@ -235,7 +236,7 @@ class ProcessPool:
         return SpareCall.NONE if has_ranks else SpareCall.END
 
     def _take_note_of_lost(self) -> set[int]:
-        """The ranks in `comm` of the lost processes. After this call, messages of the others can be received again."""
+        """The ranks in `comm` of the lost processes. After this call, messages of living processes can be received again."""
         from mpi4py import MPI
 
         lost = self.comm.Get_failed()
@@ -258,7 +259,7 @@ class SpareCall(enum.Enum):
 
 
 class Spare:
-    """This process while it is a spare. A thread of its own regroups with the others.
+    """This process while it is a spare. A thread regroups with the other processes.
 
     Args:
         pool: a pool in which this process is a spare.
@@ -305,7 +306,7 @@ class Spare:
         return self._reports
 
     def end(self) -> None:
-        """Runs in the exit handler. If the job is not over, it kills this process: MPI reports no other end of a process."""
+        """Runs in the exit handler. Kills this process unless the job is over, because MPI reports only killed processes."""
         if self._over is SpareCall.NONE:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -23,11 +23,11 @@ class ProcessSet:
     Attributes:
         process_set_id: the engine's number for the set; None while the set is not registered.
         member_id: process_set_id if this process is a member, otherwise None.
-        ranks: the members' ranks in the job, ascending; None for a communicator until it is registered.
-        mpi_comm: the communicator it was made from, or None.
+        ranks: the members' ranks in the job, ascending; None for a set made from a communicator, until the set is registered.
+        mpi_comm: the communicator from which the set was made, or None.
 
     Raises:
-        InvalidArgumentError: `ranks_or_comm` is neither.
+        InvalidArgumentError: `ranks_or_comm` is neither a list of ranks nor a communicator.
     """
 
     process_set_id: int | None = None
@@ -68,7 +68,7 @@ class ProcessSet:
         return None if self.process_set_id is None else self._place is not None
 
     def require_member(self, kind: int) -> int:
-        """The id of the set, for an operation of this kind.
+        """The id of the set. `kind` is the kind of the operation, which error texts name.
 
         Raises:
             InvalidArgumentError: the set is not registered, or this process is not a member.
@@ -101,8 +101,8 @@ class ProcessSet:
 
     __repr__ = __str__
 
-    # An object that holds a set, such as a model with its layers, can be copied and pickled. A copy uses the same set; an
-    # unpickled object uses the set that is registered for these ranks in its process.
+    # An object that holds a set, such as a model with its layers, can be copied and pickled. A copy uses the same set. An
+    # unpickled object uses the set that the unpickling process has registered for these ranks.
 
     def __deepcopy__(self, memo: Any) -> "ProcessSet":
         return self
@@ -125,7 +125,7 @@ class _GlobalProcessSet(ProcessSet):
         return 0
 
     def __reduce__(self) -> str:
-        """Copies and pickles give the same object, because functions know it by its identity."""
+        """Copies and pickles give the same object, because functions recognise the global set by its identity."""
         return "global_process_set"
 
 
@@ -135,7 +135,7 @@ _bound: list[ProcessSet] = []  # the sets with an id; removal and shutdown take 
 
 
 def set_of_ranks(ranks: Iterable[int]) -> ProcessSet:
-    """The registered set of these ranks, given in any order: one that was added, else the global one, else a new set.
+    """The registered set of these ranks, given in any order; else the global set if it has these ranks; else a new set.
 
     A new set is not registered.
     """
@@ -144,7 +144,7 @@ def set_of_ranks(ranks: Iterable[int]) -> ProcessSet:
 
 
 def root_of(process_set: ProcessSet) -> int:
-    """The rank in the whole job that error texts propose as a root: the first of the process set."""
+    """The root that error texts propose: the first rank of the process set, numbered in the whole job."""
     return process_set.ranks[0] if process_set.ranks else 0
 
 
@@ -180,8 +180,9 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
         The set, with its id.
 
     Raises:
-        InvalidArgumentError: there is no rank, a rank is not in this job or is named twice, or this object is registered
-            already. If the knob horovod_rules is on: the knob dynamic_process_sets is off, or another set has the same members.
+        InvalidArgumentError: the set has no rank, a rank is not in this job or is named twice, or this object is registered
+            already. Only with the knob horovod_rules: the knob dynamic_process_sets is off, or another set has the same
+            members.
         MismatchError: the ranks of the job asked for different sets, or some ranks wait in `join`.
         UnsupportedError: the set was made from a communicator.
     """
@@ -206,8 +207,8 @@ def add_process_set(process_set: "ProcessSet | Sequence[int]") -> ProcessSet:
 def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     """The set of these ranks; registers it if needed. Collective over its members; other ranks do not call it.
 
-    It is for doors whose framework tells only the members about a new group (`hvdlite.torch.distributed`). So it works even if
-    dynamic process sets are not allowed.
+    This function is for doors whose framework tells only the members about a new group (`hvdlite.torch.distributed`). So it
+    works even if the knob horovod_rules forbids new process sets.
 
     Args:
         ranks: the members' ranks, ascending; this rank is one of them.
@@ -219,7 +220,7 @@ def process_set_among(ranks: Sequence[int]) -> ProcessSet:
     _check_ranks(members)
     number = _number_of(members)
     if number is None:
-        # It has a name, because the other ranks do not count this operation.
+        # The request has a name, because unnamed requests are numbered, and the other ranks do not count this operation.
         name = tensor_name(Kind.ADD_PROCESS_SET, f"among {members}")
         request = Request(Kind.ADD_PROCESS_SET, name, root=1, splits=members)
         number = _change(request).process_set
@@ -234,7 +235,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a registered set. Collective over all ranks, members or not.
 
     Waits for the operations that this rank has submitted to the set; their handles stay valid. A set that is added
-    later may get the id; ids are reused in the order in which they were freed.
+    later may get the id of the removed set; ids are reused in the order in which they were freed.
 
     Args:
         process_set: the set, the same on all ranks.
@@ -243,7 +244,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         True if the set was removed. False for the global set and for a set that is not registered, which stay unchanged.
 
     Raises:
-        InvalidArgumentError: this is not a process set, or dynamic process sets are not allowed (see `add_process_set`).
+        InvalidArgumentError: `process_set` is not a process set; or the knob horovod_rules is on, and the knob
+            dynamic_process_sets is off.
         MismatchError: the ranks of the job named different sets, or some ranks wait in `join`. The set stays registered.
         OperationTimeoutError: an operation on the set waits for a rank that already waits in this call. The set stays
             registered.
@@ -305,20 +307,19 @@ def _change(request: Request) -> "Result":
 
 
 def bind_global(comm: Any) -> None:
-    """Makes the global set that of all ranks of the topology."""
+    """Gives the global set all ranks of the job, and the communicator that `hvdlite.init` got, if any."""
     global_process_set._bind(0, range(RUNTIME.require_topology().size))
     global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
 
 
 def register_initial(comm: Any, listed: Sequence[ProcessSet]) -> None:
-    """Binds the global set (and the communicator given to `hvdlite.init`, if one was), and registers the listed sets.
+    """Binds the global set (see `bind_global`), and registers the listed sets. Collective over all ranks.
 
-    Collective over all ranks.
     An entry made from a communicator may stand for different sets on different ranks, for example after a Split. hvdlite
-    registers all of them, and each rank's object becomes the set of which that rank is a member.
+    registers all these sets, and each rank's object becomes the set of which that rank is a member.
 
     Raises:
-        InvalidArgumentError: the lists differ between ranks or hold a duplicate; the same text on all ranks.
+        InvalidArgumentError: the lists differ between ranks or contain a duplicate. All ranks get the same text.
     """
     bind_global(comm)
     topology = RUNTIME.require_topology()

@@ -1,7 +1,7 @@
 """The vocabulary of a request: kinds, reduce operators, names. Pure functions, no engine.
 
-Ranks find each other's tensors by name. A named tensor may be submitted in any order; an unnamed one is named by a
-counter, so that ranks must make their unnamed calls of one kind on one process set in the same order.
+Ranks find each other's tensors by name. Named tensors may be submitted in any order. A counter names unnamed tensors, so all
+ranks must make their unnamed calls of one kind on one process set in the same order.
 """
 
 import os
@@ -31,7 +31,7 @@ __all__ = [
     "tensor_name",
 ]
 
-# The same numbers as in Horovod, and plain ints as well.
+# Plain ints with the same values as in Horovod.
 Average = 0
 Sum = 1
 Adasum = 2
@@ -134,7 +134,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
 
 
 def _level_of_program() -> int:
-    """The stack level, for a warning of the function that calls this one, of the innermost call outside of hvdlite."""
+    """The `stacklevel` with which a warning of the calling function names the innermost line outside of hvdlite."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
@@ -159,7 +159,7 @@ def row_counts(splits: Sequence[int] | None, rows: int, ranks: int) -> list[int]
 
     Args:
         splits: the user's choice, one entry per rank of the process set, or None for equal parts.
-        rows: the tensor's first dimension. Splits may add up to less: the rest is not sent.
+        rows: the tensor's first dimension. If the splits add up to less, the last rows are not sent.
         ranks: size of the process set.
 
     Raises:

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RUNTIME", "Runtime"]
 
-# If the launcher kills the job at its first failure: the seconds for the peers of a rank that raised to print what they know.
+# Most launchers kill the job at its first failure. So a rank that raised waits for this number of seconds before it ends, in
+# which its peers print what they know.
 _LAST_WORDS = 0.2
-# The seconds within which the watchdog's thread must end after the engine.
+# The seconds for which `shutdown` waits at most until the watchdog's thread has ended, after the engine's shutdown.
 _WATCHDOG_ENDS = 1.0
 # How many ended operations a rank prints if an error of hvdlite ends the rank and no operation is in flight.
 _ENDED_SHOWN = 3
@@ -66,12 +67,12 @@ class Runtime:
         # How often spares have become ranks. After the first time, no rank makes the checks at the start of training: ranks and
         # former spares start at different times, and elastic training gives all of them the same state.
         self.joins = 0
-        # A function that elastic training sets. The exit handler calls it when a rank is lost during its wait. Returns: has the
-        # job continued without that rank?
+        # A function that elastic training sets. If a rank is lost while the exit handler waits, the handler calls the function,
+        # which returns: has the job continued without that rank?
         self.at_loss: Callable[[HvdliteError], bool] | None = None
         self.steps = Steps()
-        # Functions of doors. Each waits until what the door has started in this process has ended. They are called before this
-        # process leaves the job or joins, and before a process set is removed.
+        # Functions of doors. Each waits until what the door has started in this process has ended. All are called before this
+        # process leaves the job or waits in `join`, and before a process set is removed.
         self.before_leaving: list[Callable[[], None]] = []
         self.at_stop: list[Callable[[], None]] = []  # the next stop() calls them while there still is an engine
         self.after_join: list[Callable[[Any, int], None]] = []  # called with the set and the last rank when all have joined
@@ -93,7 +94,7 @@ class Runtime:
     def start(self, comm: Any, dynamic: bool) -> None:
         """Initialises MPI if needed, and makes the engine. `hvdlite.init` lists the errors. Collective.
 
-        In a spare of an elastic job it makes no engine, and returns when the spare is called.
+        In a spare of an elastic job, `start` makes no engine, and returns when the ranks call the spare (`hvdlite.pool`).
         """
         _native.load_native()
         config, problem = startup.own_knobs()
@@ -131,9 +132,9 @@ class Runtime:
             self._other_jobs, self._job, self._joining = self._jobs(), None, True
             self._job = Job(_native.load_native(), shim, mpi, chosen, takes, self.stop)
         self._job.meet()
-        # At the end this process waits for its jobs in the order in which they began. Of several jobs with the same processes
-        # it waits only for the last. All processes of a job must agree on this order, even if only some of them were in other
-        # jobs meanwhile.
+        # At its end this process waits for its jobs, in the order in which the jobs began. Of several jobs with the same
+        # processes it waits only for the last one. All processes of a job must wait in the same order, even if only some of
+        # them were in other jobs meanwhile.
         for job in filter(self._job.has_ranks_of, self._other_jobs[:]):
             job.close()
             self._other_jobs.remove(job)
@@ -192,7 +193,7 @@ class Runtime:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """A with statement in which the engine does not call MPI. Before it, agreed operations end."""
+        """A with statement in which the engine does not call MPI. It begins when all agreed operations have ended."""
         engine = self.engine
         if engine is not None:
             engine.pause()
@@ -209,9 +210,10 @@ class Runtime:
         self._job, self._other_jobs, self._failed = None, [], False
 
     def free_failed_engines(self) -> None:
-        """Frees the engines of failed jobs. Call it when all living processes have left those jobs, because they shared memory.
+        """Frees the engines of failed jobs. Call it when all living processes have left those jobs, because the processes of a
+        job share memory.
 
-        An engine still keeps the memory of transfers that MPI has not ended.
+        Even then an engine keeps the memory of transfers that MPI has not ended.
         """
         self._kept.clear()
 
@@ -242,7 +244,7 @@ class Runtime:
             self._watchdog = None
 
     def _may_finalize(self, ours: bool) -> bool:
-        """May MPI be finalised at exit? Waits for the other processes, as MPI would, but notices if one of them fails.
+        """May MPI be finalised at exit? Waits for the other processes, as MPI_Finalize would, but notices if one of them fails.
 
         Args:
             ours: will the caller finalise MPI? If not, mpi4py will; so if MPI must not be finalised, this process ends here.
@@ -269,7 +271,8 @@ class Runtime:
             each.close()
         if not ours and (self._failed or self.at_loss):
             failures.end_process(1 if self._failed else 0)
-        # Otherwise this process could end while another one waits in MPI_Finalize for a process that is lost later.
+        # With `at_loss` MPI is not finalised. Otherwise this process could end while another process waits in MPI_Finalize for
+        # a process that is lost later.
         return not self._failed and self.at_loss is None
 
     def _farewell(self) -> None:
@@ -288,7 +291,7 @@ class Runtime:
             self.stop()
 
     def _forget(self) -> None:
-        """Runs in a forked child: it has no engine. The topology stays readable."""
+        """Runs in a forked child, which has no engine. The child can still read the topology."""
         self.forked = self.forked or self.engine is not None
         startup.give_claim_back()
         self.engine = None
@@ -314,9 +317,9 @@ class Runtime:
     def announce(self, cause: str) -> None:
         """Tells the peers why this process ends.
 
-        It waits until the peers with an engine have answered, at most HVDLITE_FAILURE_LINGER. A rank that ends because another
-        rank failed tells nothing. It only waits for a moment, so that the other rank ends first, and the launcher names that
-        rank. A spare kills its process.
+        The process waits until the peers with an engine have answered, at most HVDLITE_FAILURE_LINGER. A rank that ends because
+        another rank failed tells nothing. It only waits for a moment, so that the other rank ends first, and the launcher names
+        that other rank. In a spare this method kills the process.
         """
         engine, job = self.engine, self._met_job()
         if self.spare is not None:
@@ -408,7 +411,7 @@ class Runtime:
 
 
 def _after(record: str) -> str:
-    """The last operation of a flight record, in parentheses, for the text of a cause."""
+    """The last operation of a flight record, in parentheses, for the text of a failure's cause."""
     last = record.rstrip().rpartition("\n")[2].strip()
     return f" (after {last.partition(': submitted ')[0].partition(' ')[2]})" if last else ""
 

@@ -1,4 +1,5 @@
-"""Samples the Python stack of the main thread while a timeline is written, so that the report can say where a late rank was.
+"""Samples the Python stack of the main thread while a timeline is written. So the report of ``hvdlite timeline`` can say where
+the program of a late rank was.
 
 The samples go to a file beside the timeline, in the same format and on the same clock.
 """
@@ -24,10 +25,10 @@ _INTERVAL = 0.005
 _LONGEST_SPAN = 1e6
 # How many spans one write has.
 _MANY = 100
-# The number of the samples' lane in the trace: less than those of the callers' lanes, which begin at 1.
+# The number of the samples' lane in the trace. The numbers of the callers' lanes begin at 1.
 _LANE = 0
 _END = b"\n]\n"
-# The samples may take this part of the timeline's limit.
+# The samples may take the timeline's limit divided by this number.
 _PART = 8
 
 
@@ -92,7 +93,7 @@ class StackSampler:
             _LOGGER.warning(text, self.path, error.strerror)
 
     def _sample(self) -> None:
-        """Takes samples. Each stands for the time since the previous one: this thread waits while another one holds the GIL."""
+        """Takes samples. Each stands for the time since the previous one, in which this thread may have waited for the GIL."""
         since = until = _now()
         before = ""
         while not self._stop.wait(_INTERVAL):

@@ -1,4 +1,4 @@
-"""MPI's agreement on the processes that live (MPIX_Comm_shrink of ULFM), as a wait that ends: by patience, or by a signal."""
+"""MPI's agreement on the processes that live (MPIX_Comm_shrink of ULFM), with a wait that a time limit or a signal can end."""
 
 import logging
 import threading
@@ -13,21 +13,22 @@ __all__ = ["shrink_at_exit", "shrink_in_thread"]
 # The seconds after which a rank logs that it waits for others; and the seconds after which a wait handles signals.
 _WARN_AFTER, _SLICE = 10.0, 0.1
 # The number of probes after which MPI knows which processes are lost. MPI learns of losses only while it makes progress. A call
-# that asks for the lost processes makes no progress, but a probe does. Open MPI reads such messages in every eighth pass only.
+# that asks for the lost processes makes no progress, but a probe does. Open MPI reads messages about losses only in every
+# eighth pass of its progress loop.
 _PROBES = 8
 
 
 def shrink_in_thread(comm: Any, patience: float) -> Any:
     """The communicator of the living processes, in their order. Collective over them.
 
-    MPI's wait cannot be interrupted. So a second thread waits in MPI, and this thread handles signals.
+    MPI's wait cannot be interrupted. So a second thread waits in MPI, and the calling thread handles signals.
 
     Args:
         comm: the communicator before the loss.
         patience: the limit to the wait in seconds; 0: no limit.
 
     Raises:
-        OperationTimeoutError: other processes have not called it in time.
+        OperationTimeoutError: another living process has not called `shrink_in_thread` in time.
         SystemFailure: MPIX_Comm_shrink failed.
     """
     made: list[Any] = []
@@ -43,10 +44,11 @@ def shrink_in_thread(comm: Any, patience: float) -> Any:
 
 
 def shrink_at_exit(comm: Any, patience: float) -> Any:
-    """As `shrink_in_thread`, in exit handlers, where Python starts no thread: waits until MPI knows of a loss first.
+    """As `shrink_in_thread`, for exit handlers, in which Python starts no thread. First waits until MPI knows of a loss.
 
-    If the other processes do not call it in time after that, this process ends with exit code 1. They may be on a host that
-    this one cannot reach, of which MPI does not learn. (MPIX_Comm_ishrink, which could be watched, fails in Open MPI 5.0.)
+    If the other processes do not call `shrink_at_exit` in time after that, this process ends with exit code 1. They may be on a
+    host that this process cannot reach, which MPI does not notice. (MPIX_Comm_ishrink, which could be watched, fails in Open
+    MPI 5.0.)
     """
     from mpi4py import MPI
 

@@ -1,13 +1,13 @@
-"""Checks that the ranks train the same model: the ranks of an optimizer compare the model once, soon after the first update.
+"""Checks that the ranks train the same model: an optimizer's ranks compare their parameters once, soon after the first update.
 
 If a program forgets to broadcast the parameters, each rank trains another model, with averages of gradients that belong to no
-model, and no error shows it. So the ranks compare digests of their parameters, and of the optimizer's state if all ranks have
-state of the same kind. They also compare the gradients of the first reductions: if the bits are equal, all ranks probably read
-the same data.
+model, and no error shows this mistake. So the ranks compare digests of their parameters, and of the optimizer's state if all
+ranks have state of the same kind. They also compare the gradients of the first reductions: if the bits are equal, all ranks
+probably read the same data.
 
 **The exchange.** All ranks of an optimizer take part in its first reductions. With each reduction they make one small allreduce
-(Sum) of an array with one row for each rank: a rank fills in its own row and has zeros in the others. A rank that has joined
-has only zeros. All ranks get all rows, so all make the same decisions: no decision depends on what only one rank knows.
+(Sum) of an array with one row for each rank: a rank fills in its own row and has zeros in the other rows. A rank that has
+joined has only zeros. All ranks get all rows, so all make the same decisions: no decision depends on what only one rank knows.
 """
 
 import logging
@@ -53,14 +53,14 @@ def mode_of(argument: str | None, function: str) -> str:
 
 
 class Trained(Protocol):
-    """The values that an optimizer trains; each door implements this.
+    """The values that an optimizer trains. Each door implements this interface.
 
     Attributes:
         remedy: the line of code that gives all ranks the same start, for error texts.
         data_remedy: a sentence that says how to give ranks different data.
         evidence: the name of the values that `StartCheck.see` compares, for texts.
         moment: the time of the comparison, in words.
-        shares_state: must all ranks have a state of the optimizer, or none, at that time?
+        shares_state: is it an error if, at that time, some ranks have a state of the optimizer and others have none?
     """
 
     remedy: str
@@ -120,7 +120,7 @@ class StartCheck:
     def see(self, gradients: Iterable[Leaf]) -> None:
         """Adds the digests of gradients of this rank, in any order, before their reduction.
 
-        The door leaves out gradients that are all zeros, which ranks with different data may have as well.
+        The door leaves out gradients that are all zeros, because these may be equal on ranks with different data, too.
         """
         for leaf in gradients:
             self._gradients = (self._gradients + leaf.digest(slice(_SAMPLE))) % (1 << 64)
@@ -143,7 +143,7 @@ class StartCheck:
         return rows
 
     def end(self, rows: Rows) -> None:
-        """Evaluates the round's result. If the ranks differ, it is collective over the ranks that have not joined.
+        """Evaluates the round's result. If the ranks differ, the call is collective over the ranks that have not joined.
 
         Raises:
             MismatchError: the ranks differ, and the mode is error.

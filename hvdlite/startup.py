@@ -58,9 +58,9 @@ _claims: list[socket.socket] = []  # open for the whole life of this process
 def claim_rank() -> None:
     """Claims this process's rank: the first process that claims a rank owns it until the process ends.
 
-    The claim is a name in Linux's abstract socket space. The system removes it when the process ends, and nothing can connect
-    to it. A second name contains the process id, so that processes that come later can name the owner. Forked children inherit
-    the sockets, and call `give_claim_back`.
+    The claim is a socket with a name in Linux's abstract socket space. The system removes the name when the process ends, and
+    nothing can connect to the socket. A second name contains the process id, so that the error of a later process can name the
+    owner. Forked children inherit the sockets, and call `give_claim_back`.
 
     Raises:
         SystemFailure: another process owns this rank. A program that a rank starts inherits the launcher's variables of the
@@ -84,7 +84,9 @@ def claim_rank() -> None:
 
 
 def _mpi_has_begun() -> bool:
-    """Was MPI started in this process? Then the launcher has accepted it as the rank. MPICH closes its socket at its end."""
+    """Was MPI started in this process? Then the launcher has accepted this process as the rank, even if the launcher's socket
+    is closed: MPICH closes the socket when MPI ends.
+    """
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
 
@@ -99,7 +101,7 @@ def _not_the_rank(owner: str) -> SystemFailure:
 
 
 def _owner_of(name: str) -> str:
-    """The process id of a claim's owner, in words; empty if the owner is not known, because it begins or has ended."""
+    """The process id of a claim's owner, in words; empty if it is not known, because the owner has just begun or has ended."""
     with contextlib.suppress(OSError), open("/proc/net/unix") as sockets:
         for line in sockets:
             _, found, pid = line.strip().rpartition(f"@{name}-pid-")
@@ -139,8 +141,8 @@ def load_mpi(may_finalize: Callable[[bool], bool], config: Config) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised on this thread (thread level multiple) unless it was already.
 
     Args:
-        may_finalize: a function that is called at exit and returns whether MPI may be finalised, which waits for all other
-            processes. Its argument says whether this module finalises MPI; if not, mpi4py does so afterwards.
+        may_finalize: a function that is called at exit and waits for all other processes. It returns whether MPI may be
+            finalised. Its argument says whether this module finalises MPI; if not, mpi4py finalises MPI afterwards.
         config: the knobs.
 
     Raises:
@@ -262,7 +264,7 @@ def check_launch(MPI: Any, claim: LauncherClaim | None) -> None:  # noqa: N803 -
         f"launcher belongs to another MPI than the one Python has loaded, or to none. Loaded: {library}, "
         f"by {MPI.__file__}. mpirun on PATH: {shutil.which('mpirun') or 'none'}; beside this Python: "
         f"{beside or 'none'}. Start the job with `hvdlite run`, which takes the mpirun of the loaded MPI{by_srun}, "
-        "or set MPI4PY_MPIABI so that mpi4py loads the other one."
+        "or set MPI4PY_MPIABI so that mpi4py loads the launcher's MPI."
     )
 
 

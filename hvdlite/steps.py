@@ -1,4 +1,4 @@
-"""The steps of the program, which `hvdlite.usage` counts."""
+"""The training steps of the program, which `hvdlite.usage` counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ __all__ = ["Steps"]
 
 @dataclass
 class Steps:
-    """The steps of the program since `init`, with what belongs to them.
+    """The training steps of the program since `init`: their number, and what happens at the end of each.
 
     Attributes:
         job: the number of the job among those that this process has joined; 0: it has joined none.
         watchers: functions to call at the end of each step, also in later jobs.
-        count: steps that ended.
-        by_program: does the program mark its steps itself? Then the steps of optimizers do not count.
-        marks: the snapshots at the ends of the last two steps.
+        count: the number of steps that have ended.
+        by_program: does the program mark its steps itself (`mark_step`)? Then the steps of optimizers do not count.
+        marks: the snapshots (`hvdlite.usage.Stats`) at the ends of the last two steps.
     """
 
     job: int = 0

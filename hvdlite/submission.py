@@ -1,8 +1,9 @@
 """Makes requests from tensors: the common part of all collectives of `hvdlite.ops`.
 
 Each function checks its arguments, describes the tensors through their backends and submits the requests. A blocking call
-waits for the work and returns the output. Any other call returns a `Handle`, whose last steps make the outputs. Native code
-(csrc/bindings/python/plain_calls.cc) does all this for plain tensors. (Over 400 lines: one function for each collective.)
+waits for the work and returns the output. Any other call returns a `Handle`, whose last steps make the outputs. For tensors
+whose memory it can use directly, native code (csrc/bindings/python/plain_calls.cc) does all this. (Over 400 lines: one function
+for each collective.)
 """
 
 import math
@@ -82,7 +83,7 @@ def enter(kind: int, process_set: ProcessSet) -> "tuple[Engine, int]":
 def compress(compression: Any, tensors: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
     """Applies a compression to tensors: returns the class (None if there is nothing to undo), the contexts, the tensors.
 
-    A codec does nothing here: the request has it.
+    A codec changes nothing here: it is part of the request.
     """
     if is_none(compression) or codec_of(compression) is not None:
         return None, [], tensors
@@ -179,7 +180,7 @@ def reduce_group(
 ) -> Handle:
     """Submits a group of allreduces.
 
-    wake: False: the caller is about to wait for the handle. weight: this rank's weight in weighted means, or None.
+    wake: False if the caller is about to wait for the handle. weight: this rank's weight in weighted means, or None.
     """
     tensors = list(tensors)
     if in_place and len(set(map(id, tensors))) < len(tensors):
@@ -217,10 +218,10 @@ def start_round(
         scales: the op, the prescale and the postscale.
         process_set: the ranks that take part.
         weight: this rank's weight in weighted means, or None.
-        codec: how the elements travel.
+        codec: how the elements travel; None: not coded.
         notice: does this rank give notice with its weight?
         counts: a name, and a tensor that is summed in place; None: there are no counts.
-        keep: gets the handle before the submission. The handle's number is 0 until all is submitted.
+        keep: a function that gets the handle before the submission. The handle's number is 0 until all is submitted.
     """
     call = engine, set_id, kind, _ = (*enter(Kind.ALLREDUCE, process_set), Kind.ALLREDUCE, name)
     op, prescale, postscale = scales
@@ -269,7 +270,7 @@ def checked_root(root_rank: Any, name: str | None, process_set: ProcessSet) -> i
 
 
 def gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool, without_joined: bool = False) -> Any:
-    """Submits an allgather. without_joined: may it run without joined ranks even if the knob horovod_rules forbids that?"""
+    """Submits an allgather. without_joined: may it run while ranks have joined, even if the knob horovod_rules forbids that?"""
     known = RUNTIME.engine
     if known is not None and blocking and not without_joined:
         output = known.new_shape(Kind.ALLGATHER, tensor, name, Sum, 1.0, 1.0, process_set)
@@ -395,8 +396,8 @@ def _new_shape(call: _Call, tensor: Any, output: Any = None) -> _Part:
     """An output that the engine allocates, for allgather, alltoall and reducescatter.
 
     output: a dense tensor in host memory for the result, large enough for equal parts of all ranks. It may overlap the input
-        only where the result has the same values. If the sizes of the ranks' parts differ, the engine still allocates the
-        result.
+        only where result and input have the same values. If the sizes of the ranks' parts differ, the engine allocates the
+        result all the same.
     """
     engine, _, kind, _ = call
     backend = backend_of(tensor)
@@ -439,14 +440,14 @@ def _placed(backend: TensorBackend, output: Any, adopted: Any, step: Finish, res
 
 
 def made_elsewhere(backend: TensorBackend, source: Exported, made: Any, step: Finish, result: "Result") -> Any:
-    """Runs the step. If another stream than the submission's uses the tensor, it also tells the framework."""
+    """Runs the step. If the current stream is not the submission's, first tells the framework that this stream uses `made`."""
     if backend.stream_now(source) != source.stream:
         backend.use_in_current_stream(made)
     return step(result)
 
 
 def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _result: "Result") -> Any:
-    """The last step of an operation in place. `dense` is separate memory with the result, which it copies, or None."""
+    """The last step of an operation in place. `dense` is separate memory with the result, which is copied back, or None."""
     if dense is not None:
         backend.copy_back(dense, adopted)
     else:
@@ -455,10 +456,10 @@ def written(backend: TensorBackend, tensor: Any, adopted: Any, dense: Any, _resu
 
 
 def output_of(backend: TensorBackend, source: Exported, engine: "Engine", result: "Result") -> Any:
-    """The result that the engine has made from `source`. In host memory it is a tensor over the engine's memory.
+    """The result that the engine has made from `source`. In host memory the output is a tensor over the engine's memory.
 
-    On a GPU it is a copy in the framework's memory, made in the order of the current stream: the engine's memory may be on
-    another GPU, and frameworks reuse only their own memory.
+    On a GPU the output is a copy in the framework's memory, made in the order of the current stream, because the engine's
+    memory may be on another GPU, and frameworks reuse only their own memory.
     """
     shape = result.shape
     if source.device == CPU:
@@ -487,7 +488,7 @@ def _submit(
     weight: float | None = None,
     codec: Codec | None = None,
 ) -> Any:
-    """Submits one operation: its output if the call blocks, otherwise its handle."""
+    """Submits one operation. Returns its output if the call blocks, otherwise its handle."""
     engine, set_id, kind, name = call
     backend, source, _, finish = part
     key = None if name is None else tensor_name(kind, name)
@@ -500,7 +501,7 @@ def _submit(
 
 
 def submit_one(engine: "Engine", request: tuple[Any, ...], finish: Finish, on_gpu: OnGpu, blocking: bool) -> Any:
-    """Submits one request: the output of its last step if the call blocks, otherwise a handle."""
+    """Submits one request. Returns the output of its last step if the call blocks, otherwise a handle."""
     if blocking:  # the stream that uses the result is the stream of the submission
         work = engine.submit((request,), finish, False)
         return finish(work.result(math.inf, () if on_gpu is None else (on_gpu[1].stream,)))
@@ -521,7 +522,7 @@ def _request_of(
     scales: _Scales,
     splits: Sequence[int] = (),
 ) -> tuple[Any, ...]:
-    """The request of one operation that is in no group, up to the layout. key: its name in the negotiation."""
+    """The request of one operation that is in no group, up to the layout. key: the operation's name in the negotiation."""
     _, (pointer, shape, dtype, device, layout, _, _), output, _ = part
     op, root, prescale, postscale = scales
     return (

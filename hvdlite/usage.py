@@ -20,7 +20,7 @@ _SECONDS = ("negotiating", "waiting", "moving", "exposed", "exposed_moving")
 
 @dataclass(frozen=True)
 class Stats:
-    """The cost of communication on one rank, since `init`, or between two snapshots in a difference of them.
+    """The cost of communication on one rank: since `init`, or, in a difference of two snapshots, between the snapshots.
 
     The time of a stage is the time during which *at least one* operation was in that stage: operations that overlap count
     once. The stages of different operations may overlap.
@@ -29,7 +29,7 @@ class Stats:
         rank: the rank that counted.
         size: the number of ranks in the job.
         seconds: the wall-clock time of the interval.
-        steps: steps that ended: those of `DistributedOptimizer` in torch, or the calls of `mark_step`.
+        steps: training steps that ended: those of `DistributedOptimizer` in torch, or those that `mark_step` counted.
         operations: operations that ended without an error, including those that move no data.
         failed_operations: operations that ended with an error.
         fused_operations: executed operations: several small allreduces may be executed as one.
@@ -39,26 +39,29 @@ class Stats:
             (n-1)/n for allgather, alltoall and reducescatter, 1 for broadcast. Tiny operations, whose data travel with the
             agreement, count 0.
         sent_bytes: the bytes that this rank sent as messages; exchanges in shared memory do not count.
-        uncoded_bytes, coded_bytes: of the elements that this rank has sent coded (`Compression.int8` and others): as they were,
-            and as they were sent.
-        control_messages: those of the negotiation and of messages between two ranks, sent by this rank. Up to 64 ranks that are
-            all on one host send none for most operations; docs/stats.md lists the others.
-        control_bytes: their size.
+        uncoded_bytes, coded_bytes: the bytes of the elements that this rank has sent coded (`Compression.int8` and others),
+            before coding and after coding.
+        control_messages: the messages that this rank sent for the negotiation, and to announce or answer sends and receives. Up
+            to 64 ranks that are all on one host send none for most operations; docs/stats.md lists the other operations.
+        control_bytes: the bytes of the control messages.
         agreed_in_memory: operations that were agreed on in the ledger, without the coordinator.
-        negotiating_seconds: an operation was submitted here and not agreed on, because this rank gathered more operations or
-            because another rank had not asked for it yet.
-        waiting_seconds: the part of it after this rank had announced it: another rank had not asked, or its message had not
-            come.
-        moving_seconds: the data of an operation moved, or were reduced. In GPU memory: the host's part of it only.
-        exposed_seconds: a thread of the program was blocked until an operation ended; for several threads the sum. It is 0
-            in TensorFlow's graphs that XLA does not compile: they get results by callbacks, and no thread is blocked.
-        exposed_moving_seconds: the part of it in which data moved. In the rest this rank waited for others.
-        last_to_ask: of each rank, how many operations it was the last to ask for, as far as this rank took part in them.
-        waited_for_seconds: `waiting_seconds` by rank: each moment is charged to the rank whose asking ended it.
-        last_step: the same of the last step alone, or of those that `mark_step` counted with it; None before the first two have
-            ended, and in differences.
-        job: the number of the job among those that this process has joined. Each `init` joins another one, and so do the ranks
-            of an elastic job that goes on after a loss.
+        negotiating_seconds: the time in which an operation was submitted on this rank and not agreed on, because this rank
+            gathered more operations or because another rank had not asked for the operation yet.
+        waiting_seconds: the part of `negotiating_seconds` after this rank had announced the operation: another rank had not
+            asked for it, or that rank's message had not come.
+        moving_seconds: the time in which the data of an operation moved, or were reduced. For GPU memory only the host's part
+            counts.
+        exposed_seconds: the time in which a thread of the program was blocked until an operation ended; for several threads the
+            sum. It is 0 in TensorFlow's graphs that XLA does not compile: these graphs get results by callbacks, and no thread
+            is blocked.
+        exposed_moving_seconds: the part of `exposed_seconds` in which data moved. In the rest this rank waited for other ranks.
+        last_to_ask: for each rank, the number of operations for which that rank was the last to ask; only operations in which
+            this rank took part.
+        waited_for_seconds: `waiting_seconds` by rank: each moment of waiting counts for the rank whose request ended the wait.
+        last_step: the `Stats` of the last training step alone, or of the steps that the last call of `mark_step` counted; None
+            before two steps (or calls) have ended, and in differences.
+        job: the number of the job among those that this process has joined. Each `init` joins another job, and so do the ranks
+            of an elastic job that continues after a loss.
     """
 
     rank: int
@@ -98,15 +101,15 @@ class Stats:
 
     @property
     def slowest_rank(self) -> int | None:
-        """The rank that was most often the last to ask; None if none ever was. In one process set it is the same on all
-        ranks.
+        """The rank that was most often the last to ask; None if no rank ever was. If all operations were on one process set,
+        all its ranks get the same rank.
         """
         most = max(self.last_to_ask)
         return self.last_to_ask.index(most) if most else None
 
     @property
     def slowest_share(self) -> float:
-        """The share of operations, from 0 to 1, for which `slowest_rank` was the last. Pure chance gives 1 / `size`."""
+        """The share of operations, from 0 to 1, for which `slowest_rank` was the last to ask. Pure chance gives 1 / `size`."""
         total = sum(self.last_to_ask)
         return max(self.last_to_ask) / total if total else 0.0
 
@@ -125,8 +128,8 @@ class Stats:
             )
         if earlier.seconds > self.seconds or earlier.operations > self.operations or earlier.steps > self.steps:
             raise InvalidArgumentError(
-                f"these stats span {self.seconds:.3f} s and {self.operations} operations, what is subtracted "
-                f"{earlier.seconds:.3f} s and {earlier.operations}: "
+                f"these stats span {self.seconds:.3f} s and {self.operations} operations, but the subtracted stats span "
+                f"{earlier.seconds:.3f} s and {earlier.operations} operations: "
                 "subtract the earlier snapshot from the later one"
             )
         values: dict[str, Any] = {"rank": self.rank, "size": self.size, "job": self.job}
@@ -203,13 +206,13 @@ def gather_stats(process_set: ProcessSet = global_process_set) -> tuple[Stats, .
 
 
 def mark_step(steps: int = 1) -> None:
-    """Marks the end of a step of the program, for `Stats.steps` and `Stats.last_step`. Local.
+    """Marks the end of a training step of the program, for `Stats.steps` and `Stats.last_step`. Local.
 
     torch's `DistributedOptimizer` marks a step at each ``step()``. Once the program has called `mark_step`, only the program's
-    calls count. A program needs this if two optimizers make one step, for example.
+    calls count. A program needs `mark_step` if two optimizers work in one training step, for example.
 
     Args:
-        steps: how many steps have ended since the last call; for frameworks that run several steps at once.
+        steps: how many training steps have ended since the last call; for frameworks that run several steps at once.
 
     Raises:
         NotInitializedError: `init` has not been called.

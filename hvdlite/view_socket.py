@@ -1,7 +1,7 @@
 """The unix sockets through which `hvdlite top` asks the ranks of this host for their numbers.
 
 A socket has a name in Linux's abstract space, so it leaves no file behind. The kernel tells each side which user is at the
-other end of a connection. Each side accepts only its own user; a rank also accepts root.
+other end of a connection. Each side accepts only processes of its own user; a rank also accepts processes of root.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ class ViewAddress:
     """The socket of one rank.
 
     Attributes:
-        job: the name of its job.
-        rank: the rank in that job.
+        job: the name of the rank's job.
+        rank: the rank's number in that job.
         pid: the rank's process id.
         name: the whole name of the socket.
     """
@@ -65,7 +65,7 @@ def bound_socket(name: str) -> socket.socket:
 
 
 def listen(job: str, rank: int) -> socket.socket:
-    """A socket that listens for viewers of this process. Its name ends with random digits, so nobody can take it before.
+    """A socket that listens for viewers of this process. Its name ends with random digits, so nobody can take the name before.
 
     Raises:
         OSError: the system refuses the socket.
@@ -114,7 +114,7 @@ def _resident_bytes(pid: int) -> int | None:
 
 
 def ask(address: ViewAddress, seconds: float) -> dict[str, Any] | None:
-    """The numbers of a rank as of now, with its ``memory_bytes``; None if it has ended.
+    """The present numbers of a rank, and the ``memory_bytes`` of its process; None if the rank has ended or is not trusted.
 
     Args:
         address: the address of the rank.

@@ -1,4 +1,4 @@
-"""Tells ranks that wait for this one where its program is: it sends the Python stack of the main thread.
+"""Tells ranks that wait for this rank where this rank's program is: sends them the Python stack of its main thread.
 
 The engine answers other ranks at any time, but it may not run Python. So a thread waits in native code, and takes
 the GIL only when another rank asks.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main_frame", "own_calls_of", "start", "where_is_main"]
 
-# The largest number of frames in an answer, which are the innermost ones, and of characters.
+# The largest number of frames in an answer (the innermost ones), and the largest number of characters.
 _MOST_FRAMES = 20
 _MOST_TEXT = 3500
 
@@ -54,15 +54,15 @@ def _shortened(file: str) -> str:
 
 
 def main_frame() -> FrameType | None:
-    """The innermost frame of the main thread; None if that has ended."""
+    """The innermost frame of the main thread; None if the main thread has ended."""
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def own_calls_of(frame: FrameType | None) -> list[str]:
     """The calls of a stack, such as ``job/train.py:30 main``, from the outermost to the innermost, without those of libraries.
 
-    The innermost call is always in the list. If no call is the program's own, the list has all calls. Of a deep stack it has
-    only the innermost ones.
+    The innermost call is always in the list. If no call is the program's own, the list has all calls. Of a deep stack the list
+    has only the innermost calls.
     """
     inner, own = frame, False
     calls: list[str] = []
@@ -82,7 +82,7 @@ def _is_library(file: str) -> bool:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """The folders of Python's own modules, of installed packages, and of this one."""
+    """The folders of Python's own modules, of installed packages, and of hvdlite."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return (*{f"{sysconfig.get_path(name)}/" for name in names}, f"{PurePath(__file__).parent}/")
 

@@ -35,7 +35,7 @@ class TensorGroup:
         process_set: the id of the process set.
         prescale: multiplies each rank's tensor.
         postscale: multiplies the result.
-        weighted: is it a weighted mean? The call then has this rank's weight as one more operand, after the tensors.
+        weighted: is the operation a weighted mean? Then the call has one more operand after the tensors: this rank's weight.
         codec: the codec of an allreduce, from `hvdlite.compression.Codec.fields`; empty without a codec.
 
     """
@@ -86,7 +86,7 @@ def _line(numbers: Sequence[float], kind: int, name: str) -> str:
 
 def failure_in(error: BaseException) -> HvdliteError | None:
     """The engine's error in the text of XLA's error, or None if the text contains none."""
-    # The framework's text follows, on this line and after it.
+    # After the engine's error, the text of the framework follows, on the same line and on further lines.
     found = re.search(r"hvdlite error (\d+): (.*?)(?: \[Op:[^\]]*\])?$", str(error), re.MULTILINE)
     return error_class(int(found[1]))(found[2]) if found else None
 

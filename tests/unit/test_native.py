@@ -91,7 +91,7 @@ def test_mismatch_names_both_mpis_and_both_ways_out():
     assert str(caught.value) == (
         "hvdlite was built for Open MPI, but mpi4py has loaded MPICH 5.0.2 (mpi4py's module /env/mpi4py/MPI.mpich.so, library "
         "/env/lib/libmpi.so.12). Either let mpi4py load the MPI that hvdlite was built for, by MPI4PY_MPIABI=openmpi with "
-        "MPI4PY_LIBMPI=/path/to/libmpi.so.40, and start the job with that MPI's mpirun; or build hvdlite for the loaded one: "
+        "MPI4PY_LIBMPI=/path/to/libmpi.so.40, and start the job with that MPI's mpirun; or build hvdlite for the loaded MPI: "
         "HVDLITE_MPI=mpich pip install --force-reinstall --no-deps --no-cache-dir hvdlite (HVDLITE_MPI can also be the path "
         "of that MPI's mpicxx)."
     )
