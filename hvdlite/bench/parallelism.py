@@ -56,7 +56,7 @@ def _stepper(group: Any) -> Callable[[], None]:
 
 
 def _sharded() -> None:
-    """Measures a step without sharding and on each backend, alternately, so that noise affects all alike, and prints the times."""
+    """Measures steps without sharding and on each backend alternately, so that noise affects all alike, and prints times."""
     import torch.distributed as dist
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
