@@ -228,7 +228,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     if getattr(options, "device", "") == "cuda":
         _check_cuda(parser, options)
     elif options.command == "collectives" and (strange := [name for name in options.peers if name not in PEERS]):
-        parser.error(f"{', '.join(strange)}: not among {', '.join(PEERS)}; it takes part with --device cuda")
+        parser.error(f"{', '.join(strange)}: not among {', '.join(PEERS)}; peers for GPUs need --device cuda")
     missing = installed("matplotlib", "pip install 'hvdlite[bench]'") if options.plot else None
     needed = {"training": getattr(options, "framework", ""), "tensorflow-ops": "tensorflow"}.get(options.command)
     for package in {"torch": ["torch"], "keras": ["keras", "tensorflow"], "tensorflow": ["tensorflow"]}.get(needed or "", ()):

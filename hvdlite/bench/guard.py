@@ -79,8 +79,8 @@ FIGURES: Mapping[str, Figure] = {
     "idle": Figure("pair", "processor time of an idle rank", share=True),
     "waiting": Figure("pair", "processor time of a rank while one rank waits for the other", share=True),
     "crowded": Figure("crowd", "an allreduce of 64 B on 4 ranks that are not bound"),
-    "crowded_processor": Figure("crowd", "processor time of that allreduce on each rank"),
-    "death": Figure("death", "time until a rank gets the error that another was killed"),
+    "crowded_processor": Figure("crowd", "an allreduce of 64 B on 4 ranks that are not bound: processor time on each rank"),
+    "death": Figure("death", "time until a rank gets the error that another rank was killed"),
 }
 
 # For each kind of job, the number of ranks and their binding.

@@ -1,4 +1,4 @@
-"""Turns times into records and text: statistics, bandwidths, the machine's bound, and lines of JSON. All functions are pure.
+"""Turns times into records and text: statistics, bandwidths, a bound for times, and lines of JSON. All functions are pure.
 
 A *record* is one line of the output: a dictionary with the key ``record``. Its value is ``run`` (machine and arguments),
 ``gpu`` (the GPUs of the tensors), ``peer`` (a peer's version, or the reason why it is absent), ``measurement``, or ``others``
