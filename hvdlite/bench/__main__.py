@@ -44,8 +44,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    The status is 0 for success and 1 for an error. The command ``guard`` returns 1 if this build is slower and 2 for an error;
-    ``kernels --targets`` returns 3 if a target is missed.
+    The status is 0 for success and 1 for an error. The command ``guard`` returns 1 if this build is slower than the other
+    build, and 2 for an error. ``kernels --targets`` returns 3 if a target is missed.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     def add(name: str, text: str, seconds: float | None = None) -> argparse.ArgumentParser:
-        """Adds a command; with `seconds`, one whose measurements ranks make in about this time."""
+        """Adds a command. With `seconds`, ranks make the measurements, and `seconds` is the default of ``--seconds``."""
         parents = [_launching()] if seconds is not None else []
         job = commands.add_parser(name, help=text, parents=parents, formatter_class=_HelpFormatter)
         if seconds is not None:
@@ -129,10 +129,10 @@ def _parser() -> argparse.ArgumentParser:
 
     job = add("kernels", "measures the fusion kernels of one GPU, in this process")
     _add_names(job, "--cases", list(kernels.CASES), kernels.DEFAULT_CASES)
-    _add_sizes(job, kernels.DEFAULT_SIZES, "the sizes of all tensors together")
+    _add_sizes(job, kernels.DEFAULT_SIZES, "the sizes to measure, each of all tensors together")
     job.add_argument("--tensors", type=_numbers, default="1,16,160,1000", metavar="N,...", help="the numbers of tensors")
     _add_number(job, "--launches", 50, "the number of launches in a row")
-    _add_number(job, "--repeats", 5, "the number of rows; the median is reported")
+    _add_number(job, "--repeats", 5, "how often the launches in a row are repeated; the median is reported")
     job.add_argument("--gpu", type=int, default=0, help="the number of the GPU")
     _add_output(job)
     job.add_argument("--targets", action="store_true", help="lists each missed target, and ends with status 3 if there is one")
@@ -145,7 +145,10 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=launching.seconds, default=guarding.seconds, help="the approximate time for each figure in a job"
     )
     job.add_argument(
-        "--tolerance", type=float, default=guarding.tolerance, help="the largest accepted ratio of this build to the other"
+        "--tolerance",
+        type=float,
+        default=guarding.tolerance,
+        help="the largest accepted ratio of this build's figures to the other's",
     )
     job.add_argument("--any-load", action="store_true", help="also counts jobs during which the machine had other work")
     _add_output(job)
@@ -172,7 +175,9 @@ def _launching() -> argparse.ArgumentParser:
         "-n", dest="ranks", type=launching.positive, metavar="N", help="the number of ranks to start [2; for tensorflow-ops 1]"
     )
     parser.add_argument(
-        "--bind", choices=[*launch.BINDINGS, "both"], help="core: bind each rank to a core; both: measure both ways [core]"
+        "--bind",
+        choices=[*launch.BINDINGS, "both"],
+        help="core: bind each rank to a core; none: bind no rank; both: a run with each [core]",
     )
     _add_output(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="a file for a picture; needs matplotlib")
@@ -223,7 +228,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     if getattr(options, "device", "") == "cuda":
         _check_cuda(parser, options)
     elif options.command == "collectives" and (strange := [name for name in options.peers if name not in PEERS]):
-        parser.error(f"{', '.join(strange)}: not among {', '.join(PEERS)}; it takes part with --device cuda")
+        parser.error(f"{', '.join(strange)}: not among {', '.join(PEERS)}; peers for GPUs need --device cuda")
     missing = installed("matplotlib", "pip install 'hvdlite[bench]'") if options.plot else None
     needed = {"training": getattr(options, "framework", ""), "tensorflow-ops": "tensorflow"}.get(options.command)
     for package in {"torch": ["torch"], "keras": ["keras", "tensorflow"], "tensorflow": ["tensorflow"]}.get(needed or "", ()):
@@ -244,7 +249,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 
 
 def _check_cuda(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Replaces defaults by the defaults for CUDA tensors, and drops peers and cases that these do not have."""
+    """Replaces defaults by the defaults for CUDA tensors, and drops peers and cases that do not exist for CUDA tensors."""
     if reason := cuda_collectives.no_gpu():
         parser.error(f"--device cuda: {reason}")
     if options.peers == [name for name, kind in PEERS.items() if kind.by_default]:
@@ -295,7 +300,8 @@ def _job(options: argparse.Namespace, words: Sequence[str]) -> None:
     if config.launcher_claim() is not None:
         _measure(options, words)
         return
-    # The rank of tensorflow-ops is not bound: on one core, TensorFlow's threads and the engine's would wait for each other.
+    # The rank of tensorflow-ops is not bound, because on one core TensorFlow's threads and the engine's thread would wait for
+    # each other.
     usual = "none" if options.command == "tensorflow-ops" else "core"
     bindings = launch.BINDINGS if options.bind == "both" else [options.bind or usual]
     for_ranks = _launching().parse_known_args(words)[1]
@@ -313,7 +319,8 @@ def _started(options: argparse.Namespace, bind: str, for_ranks: Sequence[str], f
     if len(teams) < 2:
         launch.start(ranks, bind, [*for_ranks, "--output", str(file)])
         return _read(file)
-    # Ways that cannot share a process are measured in alternating jobs. Each job is one round of its measurements.
+    # Ways to average gradients that cannot share a process are measured in alternating jobs. Each job makes one round of the
+    # measurements of its ways.
     jobs = []
     seconds = str(options.seconds / _ROUNDS / len(teams))
     for number in range(_ROUNDS):
@@ -384,7 +391,7 @@ class _Book:
 
 
 def _run_record(world: World, words: Sequence[str]) -> report.Record:
-    """The record ``run``, which describes the machine, the software and the arguments, so that others can repeat the run."""
+    """The record ``run``, which describes the machine, the software and the arguments, so that anybody can repeat the run."""
     knobs = config.from_environment()
     return {
         "record": "run",

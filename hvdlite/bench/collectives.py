@@ -1,8 +1,8 @@
 """`python -m hvdlite.bench collectives`: measures allreduces of arrays of all sizes, of a network's gradients and of many small
 tensors, and the processor time of idle engines.
 
-All peers reduce the same array of each size, so that none has an array whose memory is faster. Before a peer is timed, its sum
-is compared with the right one.
+For each size, all peers reduce the same array, so that no peer has faster memory than another. Before a peer is timed, its sum
+is compared with the right sum.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
     Args:
         world: the ranks.
-        options: those of the command ``collectives``.
+        options: the options of the command ``collectives``.
         sink: a function that gets the records.
 
     Raises:
@@ -64,7 +64,10 @@ def measure_cases(
     sink: Sink,
     measure_sizes: Callable[[Team, argparse.Namespace, float, Sink], None],
 ) -> None:
-    """Measures the chosen cases but idle. Collective. `measure_sizes` measures the case allreduce, with the seconds it has."""
+    """Measures all chosen cases except ``idle``. Collective.
+
+    `measure_sizes` measures the case ``allreduce``; its third argument is the time in seconds for this case.
+    """
     shares = {case: share for case, share in _SHARES.items() if case in options.cases}
     for case, share in shares.items():
         seconds = options.seconds * share / sum(shares.values())
@@ -103,9 +106,9 @@ def _sizes(team: Team, options: argparse.Namespace, seconds: float, sink: Sink) 
 def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
     """The effort for an array.
 
-    Each of several back-to-back calls sums the sums of the call before. So the number of calls is bounded, because float32 has
-    to hold the result. If ranks share cores (`crowded`), a sample is longer: the time until each rank has had the core once is
-    as long as several calls, and belongs to none of them.
+    A sample is several back-to-back calls on one array, and each call sums the results of the previous call. So the values
+    grow with each call, and the number of calls is bounded so that float32 can hold the values. If ranks share cores
+    (`crowded`), a sample is longer, because the time until each rank has had the core once is as long as several calls.
 
     Args:
         cache: a name of `CACHES`.
@@ -118,7 +121,7 @@ def effort_of(cache: str, ranks: int, crowded: bool = False) -> Effort:
 
 
 def _toucher(arrays: Sequence[Any], rank: int, then: Callable[[], None]) -> Callable[[], None]:
-    """A function that writes new values into the arrays, as a step of training does, and then calls `then`."""
+    """A function that writes new values into the arrays, as a training step does, and then calls `then`."""
     turns = itertools.count()
 
     def touch() -> None:
@@ -143,8 +146,8 @@ def batches(
 ) -> None:
     """Measures many tensors that are submitted one by one and then waited for, and passes the records to `sink`. Collective.
 
-    If all tensors have the same shape, the reported time is that of one tensor. A second measurement, of the case
-    ``{case}_submit``, is the time to submit one tensor.
+    If all tensors have the same shape, the reported time is that of one tensor, otherwise that of all tensors. A second
+    measurement, of the case ``{case}_submit``, is the time to submit one tensor.
 
     Raises:
         WrongSum: a peer's result is wrong. All ranks raise it.

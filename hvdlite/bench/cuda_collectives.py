@@ -1,9 +1,9 @@
 """`python -m hvdlite.bench collectives --device cuda`: measures allreduces of torch's CUDA tensors by hvdlite and by NCCL.
 
-As for host memory, the peers are measured alternately in one run, and each peer's sum is compared with the right one first.
-Every time ends when the GPU has done the work. There are two ways: *waited*, in which the host waits for the GPU after each
-call, and *queued*, in which the host makes twenty calls in a row and then waits once, as a training loop does. The time of
-*queued* is divided by the number of calls.
+As for host memory, the peers are measured alternately in one run, and each peer's sum is compared with the right sum before the
+peer is timed. Every measured time ends when the GPU has done the work. Each size is measured in two manners. In *waited* the
+host waits for the GPU after each call. In *queued* the host makes twenty calls in a row and then waits once, as a training loop
+does; the time of *queued* is divided by the number of calls.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def no_gpu() -> str | None:
 
 
 class RankGpu(HostMemory):
-    """The GPU of this rank's tensors. Making it is collective.
+    """The GPU of this rank's tensors. Making this object is collective.
 
     Attributes:
         device: the torch.device of the GPU.
@@ -90,7 +90,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink, gpu: RankGpu | No
 
     Args:
         world: the ranks.
-        options: those of the command ``collectives``.
+        options: the options of the command ``collectives``.
         sink: a function that gets the records.
         gpu: the memory of the tensors; by default this rank's GPU.
 
@@ -139,7 +139,7 @@ def _subject(team: Team, peer: Peer, tensor: Any, calls: int) -> Subject:
 
 
 def _with_copies(group: Sequence[report.Record]) -> list[report.Record]:
-    """Adds to each peer's record the part of the GPU's copy rate that it reaches, in percent."""
+    """Adds to each peer's record the part of the GPU's copy rate that the peer reaches, in percent."""
     copy = next(record["median"] for record in group if record["peer"] == "memcpy")
     return [
         record if record["peer"] == "memcpy" else {**record, "percent_of_memcpy": 100 * copy / record["median"]}

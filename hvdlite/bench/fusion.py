@@ -36,16 +36,18 @@ class Move:
     """A launch that packs tensors into a buffer or unpacks them.
 
     Attributes:
-        tensors: the addresses of the tensors. None packs the identity of `op`; unpacking skips it.
+        tensors: the addresses of the tensors. For a tensor that is None, packing writes the identity of `op` into the buffer,
+            and unpacking does nothing.
         places: the place of each tensor in the buffer: (offset, count) in elements.
         buffer: the address of the buffer.
         source: the dtype of the elements that are read.
         target: the dtype of the elements that are written.
-        unpack: from the buffer to the tensors?
+        unpack: does the launch unpack, from the buffer to the tensors? Otherwise it packs.
         factor: the number that elements are multiplied by.
         divisor: the number that elements are divided by.
         op: the number in csrc/base/types.h of the op whose identity stands for a tensor that is None.
-        nonfinite: the address of one int32 for each tensor, which becomes 1 if the tensor is not finite; None for no check.
+        nonfinite: the address of an array with one int32 for each tensor. The int32 becomes 1 if an element that is
+            written for the tensor is not finite. None: elements are not checked.
         sets: the number of sets of tensors and buffers. Consecutive launches use the sets in turn.
         tensor_stride: the bytes from the tensors of one set to those of the next.
         buffer_stride: the bytes from the buffer of one set to that of the next.
@@ -102,7 +104,7 @@ def _core() -> ctypes.CDLL:
 
 
 class Fusion:
-    """The fusion kernels of one GPU, with a stream and memory. The caller must close it.
+    """The fusion kernels of one GPU, with a stream and memory. The caller must call `close`.
 
     Args:
         config: the knobs.

@@ -1,8 +1,9 @@
 """Checks that this build is not slower than another one: runs fresh jobs of both builds alternately, and reports the ratio of
 each figure with its confidence interval.
 
-Only jobs count during which the machine had little other work; other jobs are repeated. For both builds the jobs run this
-build's program (`guard_job`), with the package of the measured build on PYTHONPATH.
+A *turn* of a build is one job of each kind (`_JOBS`). A turn counts only if the machine had little other work in this time;
+otherwise it is repeated. For both builds the jobs run this build's program (`guard_job`), with the package of the measured
+build on PYTHONPATH.
 """
 
 import json
@@ -76,10 +77,10 @@ FIGURES: Mapping[str, Figure] = {
     "grouped": Figure("pair", "100 tensors of 64 B, submitted in one call"),
     "mismatch": Figure("pair", "time until ranks get the error of a mismatch"),
     "idle": Figure("pair", "processor time of an idle rank", share=True),
-    "waiting": Figure("pair", "processor time of a rank while one waits for another", share=True),
+    "waiting": Figure("pair", "processor time of a rank while one rank waits for the other", share=True),
     "crowded": Figure("crowd", "an allreduce of 64 B on 4 ranks that are not bound"),
-    "crowded_processor": Figure("crowd", "processor time of that allreduce on each rank"),
-    "death": Figure("death", "time until a rank gets the error that another was killed"),
+    "crowded_processor": Figure("crowd", "an allreduce of 64 B on 4 ranks that are not bound: processor time on each rank"),
+    "death": Figure("death", "time until a rank gets the error that another rank was killed"),
 }
 
 # For each kind of job, the number of ranks and their binding.
@@ -94,7 +95,7 @@ class GuardPlan:
         pairs: the number of turns of each build.
         seconds: the approximate time for each figure in a job.
         tolerance: a build is slower if the whole interval of a ratio lies above this number.
-        any_load: also count jobs during which the machine had other work?
+        any_load: also count turns during which the machine had other work?
         most_repeats: the largest number of turns that are repeated, in the whole comparison.
     """
 
@@ -110,7 +111,7 @@ class Run(NamedTuple):
 
     Attributes:
         figures: the figures of all kinds of jobs, by name.
-        load: the share of the processors that others took in this time.
+        load: the share of the processors that other processes and guests took during the turn.
     """
 
     figures: Figures
@@ -124,8 +125,8 @@ def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, flo
     """The lower end of the confidence interval of a ratio, the ratio, and the upper end.
 
     The ratio is the median of our figures divided by the median of theirs. The interval comes from a bootstrap over pairs of
-    figures that were measured one after the other, so a slow change of the machine affects both figures of a pair. The same
-    figures always give the same interval.
+    figures that were measured one after the other, so a slow change of the machine's speed affects both figures of a pair. The
+    same figures always give the same interval.
 
     Args:
         ours: the figures of this build, one for each turn.
@@ -144,7 +145,7 @@ def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, flo
 
 
 def slower(records: Iterable[Record], tolerance: float) -> list[str]:
-    """The names of the figures in which this build is slower than the other by more than `tolerance`."""
+    """The names of the figures in which this build is slower: the whole interval of the ratio lies above `tolerance`."""
     return [record["figure"] for record in records if record["record"] == "guard" and record["interval"][0] > tolerance]
 
 
@@ -154,12 +155,12 @@ def slower(records: Iterable[Record], tolerance: float) -> list[str]:
 def compare(
     builds: Sequence[Path], plan: GuardPlan, measure: Callable[[Path], Run], say: Callable[[str], None]
 ) -> list[Record]:
-    """Measures this build and the other alternately; returns a record ``guard_run`` and a record ``guard`` for each figure.
+    """Measures this build and the other alternately. Returns one record ``guard_run``, and a record ``guard`` for each figure.
 
     Args:
         builds: the folders of this build and of the other.
         plan: the size of the comparison.
-        measure: a function that runs the jobs of a build once.
+        measure: a function that makes one turn of a build.
         say: a function that prints a line of progress.
 
     Raises:
@@ -178,8 +179,8 @@ def compare(
                 if repeats > plan.most_repeats:
                     raise SystemFailure(
                         f"the machine is not quiet: in {repeats} turns other processes and guests took more than {_QUIET:.0%} "
-                        f"of its processors, in the last one {run.load:.0%}. End them (`top` shows them), or use --any-load, "
-                        f"which gives wider intervals"
+                        f"of its processors, in the last one {run.load:.0%}. End these processes (`top` shows them), or use "
+                        f"--any-load, which gives wider intervals"
                     )
                 say(f"other processes and guests took {run.load:.1%} of the processors: this turn is repeated")
             loads.append(run.load)
@@ -255,7 +256,7 @@ def check_build(folder: Path) -> Path:
 
 
 def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
-    """A function for `compare` that runs each kind of job once with a build."""
+    """A function for `compare` that makes one turn of a build: it runs each kind of job once."""
     program = mpirun.find()
 
     def measure(build: Path) -> Run:
@@ -270,7 +271,7 @@ def jobs(plan: GuardPlan) -> Callable[[Path], Run]:
 
 
 def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figures:
-    """Runs a fresh job and returns its figures. The job may fail after it has written them, because one kind kills a rank.
+    """Runs a fresh job and returns its figures. A job of the kind ``death`` fails after that, because a rank is killed.
 
     Raises:
         SystemFailure: the job has written no figures, hangs, or imports another hvdlite.

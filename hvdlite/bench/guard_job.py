@@ -31,7 +31,10 @@ def _filled(count: int) -> Any:
 
 
 def _samples(seconds: float, batch: int, call: Callable[[], object]) -> Iterator[float]:
-    """Yields the time of a call on the slowest rank, for about `seconds` on rank 0. The first sample only fills the caches."""
+    """Yields samples for about `seconds`, by rank 0's clock: the mean time of `batch` calls on the slowest rank.
+
+    The first sample only fills the caches and is not yielded.
+    """
     end = time.monotonic() + seconds
     number = 0
     while _WORLD.bcast(number < _LEAST or time.monotonic() < end):
@@ -69,8 +72,8 @@ def _mismatch() -> None:
 
 
 def _processor_share(seconds: float, waits: bool) -> float:
-    """The share of a processor that this process takes while its main thread sleeps; or, with `waits`, while it waits for the
-    last rank, which sleeps.
+    """The share of a processor that this process takes. Without `waits`, the main threads of all ranks sleep in this time. With
+    `waits`, only the last rank sleeps, and the other ranks wait for it in an allreduce.
     """
     _WORLD.Barrier()
     start, taken = time.perf_counter(), time.process_time()
@@ -104,7 +107,7 @@ def pair(seconds: float, folder: Path) -> dict[str, float]:
 
 
 def crowd(seconds: float, folder: Path) -> dict[str, float]:
-    """The figures of ranks that are not bound, and may be more than the processors."""
+    """The figures of ranks that are not bound to cores. There may be more ranks than processors."""
     small = _filled(16)
     taken, calls = time.process_time(), 0
 

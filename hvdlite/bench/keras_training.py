@@ -1,6 +1,6 @@
-"""`python -m hvdlite.bench training --framework keras`: measures a step of training with Keras on TensorFlow, in two loops.
+"""`python -m hvdlite.bench training --framework keras`: measures a training step with Keras on TensorFlow, in two loops.
 
-All ways to average gradients start from the same weights and use the same data. Before a way is timed, the gradient of its
+All *ways* to average gradients start from the same weights and use the same data. Before a way is timed, the gradient of its
 first step is compared with the average that MPI computes of the ranks' own gradients.
 """
 
@@ -42,8 +42,8 @@ WAYS: Mapping[str, Sequence[str]] = {
 
 
 def teams(ways: Sequence[str]) -> list[list[str]]:
-    """The ways in groups that can share a process. MultiWorkerMirroredStrategy must be alone, because it changes TensorFlow for
-    the whole process.
+    """The ways in groups. The ways of one group can share a process. MultiWorkerMirroredStrategy must be alone, because it
+    changes TensorFlow for the whole process.
     """
     return [team for team in ([way for way in ways if way != "mirrored"], [way for way in ways if way == "mirrored"]) if team]
 
@@ -53,7 +53,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
     Args:
         world: the ranks.
-        options: those of the command ``training``.
+        options: the options of the command ``training``.
         sink: a function that gets the records.
 
     Raises:
@@ -193,7 +193,7 @@ class _Fit(_KerasTraining):
 
 
 class _Tape(_KerasTraining):
-    """Trains with a ``tf.function`` with a tape, which is called on one batch after the other."""
+    """Trains with a ``tf.function`` that has a tape. Each call of the function takes the next batch."""
 
     def _make(self) -> None:
         import tensorflow as tf

@@ -1,7 +1,9 @@
-"""`python -m hvdlite.bench kernels`: measures the GPU's fusion kernels and the driver's copy of as many bytes, in one process.
+"""`python -m hvdlite.bench kernels`: measures the kernels that pack tensors and unpack them, and the driver's copy.
 
-Before a kernel is timed, its results are checked. Bytes are those read and written. There are two times of a launch: that of a
-single launch, and that of one in a row of launches, each of which is submitted while the previous one runs.
+Everything is measured in one process, on one GPU. Before a kernel is timed, its results are checked. A rate counts the bytes
+that are read and those that are written, and the driver's copy moves as many bytes as the kernel. A launch has two times:
+``alone``, of a single launch, and ``row``, of one of many launches in a row, each of which is submitted while the previous
+launch runs.
 """
 
 import argparse
@@ -79,7 +81,7 @@ def run(options: argparse.Namespace) -> list[report.Record]:
 
 
 class _Setting:
-    """One case with tensors of one size. There are several sets of them, which together are larger than the caches."""
+    """One case with tensors of one size. There are several sets of such tensors, which together are larger than the caches."""
 
     def __init__(self, fusion: Fusion, name: str, size: int, number: int) -> None:
         self.fusion, self.name, self.case, self.size, self.number = fusion, name, CASES[name], size, number
@@ -94,7 +96,7 @@ class _Setting:
 
     @property
     def space(self) -> int:
-        """The bytes that the tensors need, and that the buffer needs."""
+        """The bytes that the tensors of all sets need. The buffers of all sets need as many."""
         return self.stride * self.sets + self.case.shift * self.case.target.itemsize
 
     def place(self, tensors: int, buffer: int) -> None:
@@ -119,10 +121,10 @@ class _Setting:
         )
 
     def check(self) -> None:
-        """Packs and unpacks small whole numbers, and compares them.
+        """Packs and unpacks small whole numbers, and compares the results with the numbers.
 
         Raises:
-            WrongSum: they differ.
+            WrongSum: a result differs.
         """
         wanted = np.resize(np.arange(1, 60), self.elements).astype(self.case.source.name.lower())
         self._write(wanted)
@@ -139,12 +141,12 @@ class _Setting:
         self.fusion.copy(self.tensors, values.ctypes.data, values.nbytes)
 
     def launch(self, unpack: bool) -> Callable[[int], Times]:
-        """A function that makes a number of launches in a row and returns the times of one."""
+        """A function that makes a number of launches in a row and returns the times of one launch."""
         move = self.move(unpack)
         return lambda launches: self.fusion.run(move, launches)
 
     def copy(self, launches: int) -> Times:
-        """Copies as many bytes as the kernel moves with the driver's function, and returns the times of one copy."""
+        """Copies with the driver's function as many bytes as the kernel moves, and returns the times of one copy."""
         return self.fusion.copy(self.buffer, self.tensors, self.moved // 2, launches, self.sets, self.stride)
 
 
@@ -168,8 +170,8 @@ def _measure(setting: _Setting, options: argparse.Namespace) -> Iterator[report.
 
 
 def _times(options: argparse.Namespace, launch: Callable[[int], Times]) -> dict[str, float]:
-    """The median times in seconds: of one launch in a row, of a single launch, and of the host to submit one in a row. There
-    are four times as many single launches as rows.
+    """The median times in seconds: ``row``, of one launch in a row; ``alone``, of a single launch; ``host``, in which the host
+    submits one launch in a row. There are four times as many single launches as rows.
     """
     launch(2)
     rows = [launch(options.launches) for _ in range(options.repeats)]

@@ -1,4 +1,4 @@
-"""Starts the ranks of the benchmark under mpirun, if no launcher has started any."""
+"""Starts the ranks of the benchmark under mpirun, if no launcher has started ranks."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""Facts about the machine for the benchmark: its caches, and the threads and processor time of this process. It reads Linux's
-files; if one is missing, a fact has its default.
+"""Facts about the machine for the benchmark: its caches, and the threads and processor time of this process. The facts come
+from files of Linux; if a file is missing, its fact has a default.
 """
 
 import math
@@ -27,7 +27,7 @@ def last_level_cache() -> int:
 
 
 def cache_flusher() -> Callable[[], None]:
-    """A function that writes memory of twice the size of the largest cache, so that no other data stay in the cache."""
+    """A function that writes memory of twice the size of the largest cache, so that nothing else stays in the cache."""
     lines = np.ones(2 * last_level_cache() // 4, dtype=np.float32)[::16]  # one element of each cache line
 
     def flush() -> None:
@@ -39,7 +39,7 @@ def cache_flusher() -> Callable[[], None]:
 def aligned_zeros(shape: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
     """A float32 array of zeros that begins at a cache line, as torch's tensors do.
 
-    NumPy's own arrays begin at arbitrary addresses. A copy between two of them takes up to twenty times as long if one array
+    NumPy's own arrays begin at arbitrary addresses. A copy between two arrays takes up to twenty times as long if one array
     begins a little later in its page than the other (docs/benchmarks.md).
     """
     size = math.prod(shape) if isinstance(shape, tuple) else shape

@@ -1,8 +1,10 @@
 """Times several subjects alternately: in rounds, in an order that changes, so that noise of the machine affects all alike.
 
-A *sample* is the time of a number of back-to-back calls. Before it, the subject is prepared, which is not timed, and all ranks
-start at one moment (`Gate`). The time of a sample is that of the slowest rank. A *block* is the samples that a subject takes in
-one round. All decisions are made from numbers that all ranks have, so that all ranks decide the same.
+A *subject* is a call that is timed (`Subject`), in most cases a call of one peer.
+
+A *sample* is the time of a number of back-to-back calls. Before each sample the subject is prepared, which is not timed, and
+all ranks start at one moment (`Gate`). The time of a sample is that of the slowest rank. A *block* is the samples that a
+subject takes in one round. All decisions are made from numbers that all ranks have, so that all ranks decide the same.
 """
 
 import gc
@@ -53,7 +55,7 @@ class Subject:
     Attributes:
         name: the name of the peer.
         call: the function that is timed.
-        units: the number of tensors, steps or ways of a call. Reported times are those of one of them.
+        units: the number of tensors, training steps or directions (of a message) in a call. Reported times are for one of them.
         prepare: a function that is called before each sample and is not timed.
         part: a function that returns the seconds of one part of the last call, for a second result; None for no second result.
     """
@@ -72,7 +74,7 @@ class Samples:
     Attributes:
         calls: the number of calls in a sample.
         rounds: for each round, the samples: the seconds of one unit of the subject on the slowest rank.
-        parts: for each round, the seconds of the call's part on the slowest rank.
+        parts: for each round, the results of `Subject.part` after each sample, on the slowest rank.
     """
 
     calls: int
@@ -90,8 +92,8 @@ def another_round(done: int, spent: float, seconds: float, effort: Effort) -> bo
 
     Args:
         done: the number of rounds so far.
-        spent: the seconds that they took.
-        seconds: the given time.
+        spent: the seconds that these rounds took.
+        seconds: the time that the rounds together should take.
         effort: the limits.
     """
     wanted = spent < seconds or (done < _FEWEST_ROUNDS and spent < 2 * seconds)
@@ -107,8 +109,9 @@ def order_of_round(number: int, count: int) -> list[int]:
 
 
 def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: float) -> dict[str, Samples]:
-    """Times the subjects for about `seconds`, but for at least one round, and for three rounds if these take at most twice as
-    long. Collective.
+    """Times the subjects for about `seconds`, and at least for one round. Collective.
+
+    There are at least three rounds, unless fewer rounds take twice `seconds`.
 
     The garbage collector does not run in this time, because it would lengthen single samples.
     """
@@ -134,7 +137,7 @@ def measure(world: World, subjects: Sequence[Subject], effort: Effort, seconds: 
 
 @dataclass(frozen=True)
 class _Block:
-    """The number of a subject's calls in a sample and samples in a round, and whether the round begins with a warm-up."""
+    """The number of calls in a sample and of samples in a block, and whether the block begins with a call that is not timed."""
 
     calls: int
     samples: int
@@ -183,7 +186,7 @@ def _run_block(world: World, subject: Subject, block: _Block, done: Samples) -> 
 
 
 def measurements(world: World, case: str, done: Mapping[str, Samples], **more: Any) -> list[report.Record]:
-    """The records of subjects in one case. `more` has further keys of them."""
+    """The records of subjects in one case. `more` has further keys of the records."""
     more |= {"ranks": world.size, "bind": world.bind}
     return [report.measurement(case, name, at.rounds, at.calls, **more) for name, at in done.items()]
 

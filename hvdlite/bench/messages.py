@@ -33,7 +33,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
     Args:
         world: the ranks.
-        options: those of the command ``messages``.
+        options: the options of the command ``messages``.
         sink: a function that gets the records.
 
     Raises:
@@ -60,7 +60,7 @@ def _nothing() -> None:
 
 
 def _there_and_back(world: World, peer: Peer, array: Array) -> Callable[[], Any]:
-    """The function that sends the tensor to the last rank and back, for this rank. It is checked once. Collective."""
+    """This rank's part of sending the tensor to the last rank and back, as a function. Checks the function once. Collective."""
     first, last = world.rank == 0, world.rank == world.size - 1
     if not first and not last:
         call: Callable[[], Any] = _nothing

@@ -20,7 +20,7 @@ class Model:
         make: makes the network, with weights that depend on torch's seed.
         input_shape: the shape of one sample.
         classes: the number of classes.
-        batch: the number of samples in a step of one rank.
+        batch: the number of samples that one rank uses in a training step.
     """
 
     make: "Callable[[], torch.nn.Module]"
@@ -65,7 +65,9 @@ MODELS: Mapping[str, Model] = {
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's 161 parameters, with 25,557,032 elements in all, in the order in which backward makes them."""
+    """The shapes of ResNet-50's 161 parameters, with 25,557,032 elements in all, in the order in which a backward pass makes
+    their gradients.
+    """
     shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):

@@ -1,9 +1,9 @@
 """Sums arrays in place with Intel's oneCCL, by its C interface (``libccl.so.2``, version 2021.17 or newer).
 
 The interface is like NCCL's: one rank makes a unique id, all ranks make a communicator from it, and each collective is one call
-(https://uxlfoundation.github.io/oneCCL/v2/api.html). Its part for processors is a plug-in, which needs the build of oneCCL
-without SYCL, ``ccl/cpu/lib/libccl.so.1``. With the other build, making a communicator ends in a segmentation fault on a host
-without an Intel GPU.
+(https://uxlfoundation.github.io/oneCCL/v2/api.html). oneCCL's part for processors is a plug-in, which needs the build of oneCCL
+without SYCL, ``ccl/cpu/lib/libccl.so.1``. With the build with SYCL, making a communicator ends in a segmentation fault on a
+host without an Intel GPU.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ __all__ = ["Communicator", "missing", "settings"]
 _LIBRARY = "libccl.so.2"
 _FOR_PROCESSORS = Path("ccl", "cpu", "lib", "libccl.so.1")
 _FLOAT32, _SUM = 7, 0  # onecclFloat32, onecclSum
-# oneCCL prints this warning for each level but warn.
+# A part of a warning that oneCCL prints whenever CCL_LOG_LEVEL is set to another value than warn.
 _OF_NO_USE = b"value of CCL_LOG_LEVEL changed"
 
 
@@ -48,7 +48,7 @@ def missing() -> str | None:
 
 
 def settings(local_rank: int, local_size: int, one_host: bool) -> dict[str, str]:
-    """The variables that oneCCL needs in a process with another MPI, and those that make it fast.
+    """The environment variables that oneCCL needs in a process that uses another MPI, and those that make oneCCL fast.
 
     Args:
         local_rank: this process's number among the ranks of its host.
@@ -130,7 +130,7 @@ class Communicator:
 
 @contextmanager
 def _log_on_stderr() -> Iterator[None]:
-    """Sends oneCCL's log, which it prints to stdout, to stderr, because stdout is for the tables."""
+    """Sends oneCCL's log to stderr. oneCCL prints the log to stdout, but stdout is for the tables."""
     sys.stdout.flush()
     ctypes.pythonapi.fflush(None)
     stdout = os.dup(1)

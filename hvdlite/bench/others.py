@@ -21,10 +21,10 @@ class Taken(NamedTuple):
     """Processor time in seconds, of all processors of a machine together.
 
     Attributes:
-        there: the time that the processors have run.
+        there: the time that has passed, times the number of processors.
         busy: the time that processes took.
         stolen: the time that the hypervisor gave to other guests.
-        own: the time that this process took, and its children whose end it has waited for.
+        own: the time of this process, and of those ended children for which this process has waited.
     """
 
     there: float
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 
 
 def taken() -> Taken:
-    """The processor time so far."""
+    """The processor time up to now."""
     user, nice, system, _idle, _iowait, _irq, _softirq, stolen = (
         int(ticks) / _TICKS for ticks in _STAT.read_text().split(maxsplit=9)[1:9]
     )
@@ -42,12 +42,12 @@ def taken() -> Taken:
 
 
 def taken_since(begun: Taken) -> Taken:
-    """The processor time from then on."""
+    """The processor time since `begun` was taken."""
     return Taken(*(after - before for after, before in zip(taken(), begun, strict=True)))
 
 
 def shares(measured: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
-    """The largest share of the processor time that other processes took on any machine, and the largest that other guests took.
+    """The largest share of the processor time that other processes took on any machine, and the largest share that guests took.
 
     Args:
         measured: for each rank, the id of its machine and the processor time that it has measured.
@@ -61,12 +61,15 @@ def shares(measured: Iterable[tuple[str, Taken]]) -> tuple[float, float]:
 
 
 def share_since(begun: Taken) -> float:
-    """The share of this machine's processors that others took from then on."""
+    """The share of this machine's processors that other processes and guests took since `begun`."""
     return sum(shares([("", taken_since(begun))]))
 
 
 class Others:
-    """The processor time that others take from now on. Making it, and `record`, are collective over the ranks of the job."""
+    """The processor time that others take after this object is made.
+
+    Making the object and calling `record` are collective over the ranks of the job.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world

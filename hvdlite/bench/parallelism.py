@@ -2,13 +2,13 @@
 
 FSDP2 trains a transformer of 4 layers of width 512. The program measures a step on each backend, and the same step without
 sharding on every rank. The difference is communication that computation does not hide, and the work of FSDP2 itself; torch's
-backend "fake", which sends no messages, shows the latter alone. The processor time is printed as well, because it is more exact
-on a busy machine.
+backend "fake", which sends no messages, shows the work of FSDP2 alone. The processor time is printed as well, because it is
+more exact on a busy machine.
 
-The pipeline is 1F1B, with stages that sleep instead of computing, so that ranks do not compete for a core. The program prints
-the bubble, that is the part of the time in which a rank has no microbatch, and the smallest bubble of the schedule,
-(p-1)/(m+p-1) with p ranks and m microbatches. The time of one microbatch is measured without a pipeline, alternately with it,
-because it is longer than the time that the stage sleeps.
+The pipeline has torch's schedule 1F1B, and stages that sleep instead of computing, so that ranks do not compete for a core. The
+program prints the bubble, that is the part of the time in which a rank has no microbatch, and the smallest bubble of the
+schedule, (p-1)/(m+p-1) with p ranks and m microbatches. The time of one microbatch is measured without a pipeline, alternately
+with the pipeline, because a microbatch takes longer than its stage sleeps.
 """
 
 import time
@@ -32,7 +32,7 @@ def _transformer() -> Any:
 
 
 def _stepper(group: Any) -> Callable[[], None]:
-    """A function that makes a step of training, sharded over the ranks of a group; without sharding if `group` is None."""
+    """A function that makes a training step, sharded over the ranks of a group; without sharding if `group` is None."""
     import torch
 
     model = _transformer()
@@ -56,7 +56,7 @@ def _stepper(group: Any) -> Callable[[], None]:
 
 
 def _sharded() -> None:
-    """Measures the steps of all ways alternately, so that noise of the machine affects all alike, and prints their times."""
+    """Measures steps without sharding and on each backend alternately, so that noise affects all alike, and prints times."""
     import torch.distributed as dist
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 

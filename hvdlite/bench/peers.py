@@ -1,7 +1,10 @@
-"""The peers, which are hvdlite and the other libraries of this environment that can reduce arrays, and two ceilings.
+"""The peers and the ceilings.
 
-A peer is made collectively, on all ranks or on none. All peers sum float32 arrays in memory of the benchmark; on a GPU these
-are tensors of torch. Over 400 lines, because it has one class for each library and mode.
+A *peer* is one library of this environment that can reduce arrays, or one way to use hvdlite. A *ceiling* is an operation on
+memory, such as a copy: no allreduce of as many bytes can be faster.
+
+A peer is made collectively, on all ranks or on none. All peers sum float32 arrays in memory of the benchmark; on a GPU the
+arrays are tensors of torch. Over 400 lines, because it has one class for each library and mode.
 """
 
 import importlib
@@ -46,7 +49,7 @@ class Submissions:
 
     Args:
         starts: functions that submit one tensor each and return its handle.
-        finish: a function that waits for all handles; by default submitting a tensor waits for it.
+        finish: a function that waits for all handles; None if submitting a tensor already waits for its result.
 
     Attributes:
         submitted: the time in seconds that submitting all tensors took in the last `run`.
@@ -72,7 +75,7 @@ class Peer(ABC):
     Attributes:
         name: the name in the output and for ``--peers``.
         by_default: does the peer take part if ``--peers`` is not given?
-        sums: is the result the sum over the ranks? It is not for a ceiling.
+        sums: is the result the sum over the ranks? A ceiling sums nothing.
     """
 
     name: ClassVar[str]
@@ -99,7 +102,7 @@ class Peer(ABC):
         return None
 
     def message(self, array: Array, other: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """A function that sends the array to the rank `other`, and one that receives it from there.
+        """A function that sends the array to the rank `other`, and a function that receives the array from that rank.
 
         Raises:
             NotImplementedError: the peer has no messages.
@@ -130,7 +133,7 @@ _NO_TORCH = "pip install torch"
 
 
 class _HorovodNames(Peer):
-    """A module with Horovod's names, and tensors of its framework."""
+    """A module with Horovod's names, and with tensors of the module's framework."""
 
     def __init__(self, world: World) -> None:
         self._hvd, self._tensor = self._load()
@@ -267,7 +270,7 @@ class _Horovod(_InPlace):
 
 
 def _torch_tensor(array: Array) -> Any:
-    """A tensor of torch with the memory of an array of NumPy. A tensor of torch, such as one on a GPU, is returned itself."""
+    """A tensor of torch with the memory of an array of NumPy. If `array` is a tensor of torch, as on a GPU, it is returned."""
     import torch
 
     return torch.as_tensor(array)

@@ -1,4 +1,4 @@
-"""Draws a run: the time and the bus bandwidth against the size, and for training the time that each way adds to a step."""
+"""Draws a run: the time and the bus bandwidth against the size, and for training the time that each peer adds to a step."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

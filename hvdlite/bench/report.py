@@ -1,9 +1,9 @@
-"""Turns times into records and text: statistics, bandwidths, the machine's bound, and lines of JSON. All functions are pure.
+"""Turns times into records and text: statistics, bandwidths, a bound for times, and lines of JSON. All functions are pure.
 
 A *record* is one line of the output: a dictionary with the key ``record``. Its value is ``run`` (machine and arguments),
 ``gpu`` (the GPUs of the tensors), ``peer`` (a peer's version, or the reason why it is absent), ``measurement``, or ``others``
-(the processor time that others took). Times are seconds of one call on the slowest rank. `hvdlite.bench.kernels` and
-`hvdlite.bench.guard` have records of their own.
+(the processor time that others took). Times are seconds on the slowest rank: of one call, or of one of the tensors or training
+steps of a call. `hvdlite.bench.kernels` and `hvdlite.bench.guard` have records of their own.
 """
 
 import json
@@ -43,7 +43,7 @@ __all__ = [
 Record = dict[str, Any]
 
 CEILINGS = ("memcpy", "rewrite")  # no allreduce of as many bytes can be faster than these
-# For each case that has one, the peer without communication, to which the others add time.
+# For some cases: the peer without communication, with which the other peers of the case are compared.
 BASELINES = {"training": "none", "tensorflow_ops": "baseline", "backward": "none"}
 
 _QUIET = 0.05  # the share of the processors that others may take without a warning
@@ -68,20 +68,21 @@ def bandwidths(nbytes: int, ranks: int, seconds: float) -> dict[str, float]:
 
 
 def ratios(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """The ratios of their times to ours, from the medians of each round. A round measures both one after the other."""
+    """The median, smallest and largest of the ratios `theirs` / `ours`, which have the median time of each round."""
     return summary(their / our for their, our in zip(theirs, ours, strict=True))
 
 
 def overheads(with_it: Sequence[float], without: Sequence[float]) -> dict[str, float]:
-    """The added time in percent, from the medians of each round."""
+    """The added time in percent: median, smallest and largest. The arguments have the median time of each round."""
     return {key: 100 * (value - 1) for key, value in ratios(with_it, without).items()}
 
 
 def bound_seconds(ranks: int, copy_seconds: float) -> float:
-    """The time in seconds in which ranks with private buffers issue their loads and stores, at the rate of copies.
+    """The time in which an allreduce of private buffers issues its loads and stores, if they are as fast as in a copy.
 
-    For S bytes, each of p ranks of a host issues (5 - 2 / p) S bytes: the data go tile by tile through shared slots, and no
-    rank packs its own slice. The floor is 2 S bytes: each input is loaded once and each output is stored once.
+    Private buffers are memory that other ranks do not map. For S bytes, each of p ranks of a host issues (5 - 2 / p) S bytes:
+    the data go tile by tile through shared slots, and no rank packs its own slice. No algorithm can issue fewer than 2 S bytes,
+    because each input is loaded once and each output is stored once.
 
     Args:
         ranks: the number of ranks of one host.
@@ -114,7 +115,7 @@ def measurement(case: str, peer: str, rounds: Sequence[Sequence[float]], calls: 
     Args:
         case: the name of the case.
         peer: the name of the peer.
-        rounds: the samples of each round: seconds of one call on the slowest rank.
+        rounds: the samples of each round, in seconds on the slowest rank.
         calls: the number of back-to-back calls in a sample.
         more: further keys of the record, such as ``ranks``, and ``bytes`` for a bandwidth.
     """
@@ -139,7 +140,7 @@ def loop_of(record: Record) -> str:
 
 
 def joined(parts: Sequence[Sequence[Record]]) -> list[Record]:
-    """Joins the records of several jobs of one run. Each job becomes one round of its measurements."""
+    """Joins the records of several jobs of one run. A measurement that several jobs made gets one round from each job."""
     everything = [record for records in parts for record in records]
     found: list[Record] = [parts[0][0]]  # the record ``run``
     others = [record for record in everything if record["record"] == "others"]
@@ -253,7 +254,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """The number with three digits, or with all digits before its point."""
+    """The number with three digits; a large number without decimals, with all its digits."""
     magnitude = abs(value)
     return f"{value:.0f}" if magnitude >= 99.95 else f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"
 
@@ -262,7 +263,7 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 <<
 
 
 def format_bytes(nbytes: int) -> str:
-    """A size in the largest unit that is not larger than it, with three digits if the unit does not divide it."""
+    """A size in the largest unit that is not larger than the size: a whole number if the unit divides it, else three digits."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes // size if nbytes % size == 0 else three_digits(nbytes / size)} {unit}"

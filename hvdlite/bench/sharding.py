@@ -1,12 +1,13 @@
 """Measures the time and the memory of `shard=True`: `mpirun -n 2 python -m hvdlite.bench.sharding`, with `--framework keras`
 for Keras.
 
-By default it measures the time of a step with sharding and without, alternately; with torch only the time of
-`optimizer.step()`. With `--memory sharded` or `--memory whole` it measures memory, of one kind in a run, because memory that a
-first model does not give back would count for the second. The memory is the growth of the ranks' proportional set sizes (which
-count shared memory by each process's part) from before the model is made until it has made some steps, divided by the number of
-parameters. It consists of the parameters, gradients and Adam's state, and memory that the framework keeps for the next step. A
-small model is trained before, so that libraries and thread pools are loaded and do not count.
+By default the program measures the time of a training step with sharding and without, alternately; with torch only the time of
+`optimizer.step()`. With `--memory sharded` it measures the memory with sharding, and with `--memory whole` the memory without.
+A run measures only one of these, because memory that a first model does not give back would count for the second. The memory is
+the mean growth of the ranks' proportional set sizes (to which each process that shares memory adds only its part of this
+memory) from before the model is made until it has made some steps, divided by the number of parameters. The memory consists of
+the parameters, gradients and Adam's state, and memory that the framework keeps for the next step. A small model is trained
+first, so that libraries and thread pools are loaded and do not count.
 """
 
 import argparse
@@ -24,8 +25,8 @@ __all__ = ["main"]
 _WIDTH, _BATCH = 1024, 8
 _WARM_UP, _ROUNDS = 3, 15
 
-# Makes a model of a number of square layers, with or without sharding. Returns a function that makes a step and returns the
-# seconds of its measured part.
+# A function that makes a model of a number of square layers, with or without sharding. It returns another function, which makes
+# a step and returns the seconds of the measured part of the step.
 _Make = Callable[[int, bool], Callable[[], float]]
 
 
@@ -82,7 +83,7 @@ def _set_size() -> int:
 
 
 def _growth(make: _Make, layers: int, shard: bool, barrier: Callable[[], None]) -> float:
-    """The bytes by which a model grows this process, divided by its number of parameters."""
+    """The bytes by which a model grows this process, divided by the model's number of parameters."""
     before = _set_size()
     barrier()
     step = make(layers, shard)

@@ -1,7 +1,7 @@
 """`python -m hvdlite.bench submission`: measures the time in which a caller submits one of many tensors, by each interface.
 
 All tensors are small and equal, so the time is that of the call and not of the bytes. For `DistributedOptimizer` the program
-compares a backward with its hooks to a backward without hooks.
+compares a backward pass with the optimizer's hooks to one without hooks.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
     Args:
         world: the ranks.
-        options: those of the command ``submission``.
+        options: the options of the command ``submission``.
         sink: a function that gets the records.
 
     Raises:
@@ -55,7 +55,10 @@ def _backwards(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
 
 def _backward(world: World, way: str, count: int, open_contexts: ExitStack) -> Subject:
-    """A backward of `count` gradients: without hooks, with hooks that only count them, or with reductions. Collective."""
+    """A backward pass that makes `count` gradients. Collective.
+
+    The way ``none`` has no hooks, ``hooks`` has hooks that only count the gradients, and ``reduced`` also reduces them.
+    """
     import torch
 
     import hvdlite.torch as hvd

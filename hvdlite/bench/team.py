@@ -22,12 +22,12 @@ class WrongSum(Exception):
 
 
 class HostMemory:
-    """The memory of the arrays that are summed, and what can sum them there.
+    """The memory of the arrays that are summed, and the peers that can sum arrays there.
 
     Attributes:
-        peers: the peers, by name.
-        ceilings: the copies that show the speed of the machine.
-        manner: the key ``cache`` of measurements of many arrays.
+        peers: the classes of the peers, by name.
+        ceilings: the classes of the ceilings, which show the speed of the memory.
+        manner: the value of the key ``cache`` in the records of measurements of many arrays.
     """
 
     peers: ClassVar[Mapping[str, type[Peer]]] = PEERS
@@ -59,8 +59,8 @@ class Team:
         memory: the memory of the arrays; by default the host's.
 
     Attributes:
-        peers: the peers, in the order of the registry.
-        ceilings: the copies that show the speed of the machine.
+        peers: the peers, in the order of `HostMemory.peers`.
+        ceilings: the ceilings, which show the speed of the memory.
         threads: for each peer, the ids of the threads that it has started.
         records: a record of each wanted peer, with its version or the reason why it is absent.
     """
@@ -81,10 +81,10 @@ class Team:
         self.ceilings: list[Peer] = [kind(world) for kind in self.memory.ceilings]
 
     def _add(self, kind: type[Peer]) -> str | None:
-        """Makes a peer and checks a first sum of it. Returns the reason if it cannot be made, otherwise None.
+        """Makes a peer and checks its first sums. Returns the reason if the peer cannot be made, otherwise None.
 
         Raises:
-            WrongSum: the first sum is wrong.
+            WrongSum: a sum is wrong. All ranks raise it.
         """
         peer, problem = None, None
         try:

@@ -23,7 +23,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
     Args:
         world: the ranks.
-        options: those of the command ``tensorflow-ops``.
+        options: the options of the command ``tensorflow-ops``.
         sink: a function that gets the records.
     """
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""`python -m hvdlite.bench training`: measures a step of training with each way to average gradients, and without averages.
+"""`python -m hvdlite.bench training`: measures a training step with each *way* to average gradients, and without averages.
 
 All ways start from the same weights and use the same data. Before a way is timed, the gradient of its first step is compared
 with the average that MPI computes of the ranks' own gradients.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WAYS", "ZERO_GRAD", "NetworkTraining", "measure_ways", "run"]
 
-# Between two steps torch either frees the gradients (its default) or keeps their memory and writes zeros into it.
+# Between two steps torch frees the gradients (none, torch's default), or keeps their memory and writes zeros into it (zero).
 ZERO_GRAD = ("none", "zero")
 
 _BATCHES = 16  # the number of different batches
@@ -73,11 +73,11 @@ def _in_step(world: World, network: "torch.nn.Module", optimizer: "torch.optim.O
 
 
 def _by_module(name: str, **arguments: Any) -> "Callable[[World, torch.nn.Module, torch.optim.Optimizer], _Wrapped]":
-    """The `wrap` of hvdlite or Horovod, which have the same names.
+    """The `wrap` of a way that uses hvdlite or Horovod; both modules have the same names.
 
     Args:
         name: the name of the module.
-        arguments: further arguments of its `DistributedOptimizer`.
+        arguments: further arguments of the module's `DistributedOptimizer`.
     """
 
     def wrap(world: World, network: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> _Wrapped:
@@ -126,7 +126,7 @@ def run(world: World, options: argparse.Namespace, sink: Sink) -> None:
 
     Args:
         world: the ranks.
-        options: those of the command ``training``.
+        options: the options of the command ``training``.
         sink: a function that gets the records.
 
     Raises:
@@ -174,7 +174,7 @@ class NetworkTraining(ABC):
 
     @abstractmethod
     def first_gradient(self) -> NDArray[np.float32]:
-        """The gradient of the first step, to be called after this step. It is found in the optimizer's momentum."""
+        """The gradient of the first step, computed from the optimizer's momentum. Called directly after the first step."""
 
 
 def measure_ways(
@@ -185,7 +185,7 @@ def measure_ways(
     Args:
         world: the ranks.
         ways: the names of the ways.
-        make: a function that makes the network for a way; for the way ``none`` also without a measurement.
+        make: a function that makes the network for a way; always called for ``none`` too, whose gradients give the average.
         about: the keys of the records that name the model and the loop.
         seconds: the approximate time.
 
@@ -242,7 +242,7 @@ class _Training(NetworkTraining):
         self._loss = torch.nn.functional.cross_entropy
 
     def steps(self) -> None:
-        """Makes one step on the next batch. The batch is copied into the memory of the last one, as loaders do."""
+        """Makes one step on the next batch. The batch is copied into the memory of the previous batch, as data loaders do."""
         inputs, labels = next(self._turns)
         self._inputs.copy_(inputs)
         self._labels.copy_(labels)
@@ -258,7 +258,9 @@ class _Training(NetworkTraining):
 def _check_gradient(
     world: World, subject: str, gradient: NDArray[np.float32], average: NDArray[np.float32], alone: bool
 ) -> None:
-    """Checks that this rank's gradient is the average over the ranks; or, with `alone`, that it is not. Collective.
+    """Checks that this rank's gradient is the average over the ranks. Collective.
+
+    With `alone` and several ranks, checks that the gradient is not the average.
 
     Args:
         world: the ranks.

@@ -1,4 +1,4 @@
-"""The ranks of a benchmark, and a common start for them without messages of any peer.
+"""The ranks of a benchmark, and their common start, which on one host needs no messages of any library.
 
 All functions and methods are collective over the ranks of the job unless their description says otherwise.
 """
@@ -71,7 +71,7 @@ class World:
         self.comm.Barrier()
 
     def slowest(self, times: Sequence[float]) -> NDArray[np.float64]:
-        """For each place, the largest number of any rank. All ranks pass as many numbers."""
+        """For each place in `times`, the largest time of all ranks. All ranks pass the same number of times."""
         mine = np.array(times, dtype=np.float64)
         largest = np.empty_like(mine)
         self.comm.Allreduce(mine, largest, op=self._mpi.MAX)
@@ -84,7 +84,7 @@ class World:
         return total
 
     def all_agree(self, problem: str | None) -> str | None:
-        """None if no rank has a problem; otherwise the problems, with the ranks that have them."""
+        """None if no rank has a problem; one text if all ranks have the same problem; otherwise each problem with its rank."""
         found = [(rank, text) for rank, text in enumerate(self.everyone(problem)) if text]
         if not found:
             return None
@@ -107,10 +107,11 @@ def cores_per_rank(affinities: Sequence[Sequence[int]], rank: int) -> int:
 class Gate:
     """Starts all ranks at one moment.
 
-    On one host the ranks share a page of memory. Each rank writes the number of the start that it has reached. When all have
-    reached it, rank 0 writes a time shortly ahead, and every rank spins until then. All ranks read the host's clock, so they
-    start within a fraction of a microsecond, and no peer has sent a message. Each word has one writer, and its meaning depends
-    on no other word, so no order among writes is needed.
+    On one host the ranks share a page of memory. Starts are numbered, and each rank writes the number of the start that it has
+    reached into a word of this page. When all ranks have reached the start, rank 0 writes a time in the near future, and every
+    rank spins until this time. All ranks read the host's clock, so they start within a fraction of a microsecond, and no
+    library sends a message. Each word has one writer, and the meaning of a word depends on no other word, so no order among
+    writes is needed.
 
     Several hosts have no common clock, so their ranks start after MPI's barrier.
     """
@@ -125,7 +126,7 @@ class Gate:
         self._words = memoryview(self._page if self._page is not None else b"").cast("B").cast("q")
 
     def wait(self) -> int:
-        """Returns on all ranks at the same moment; returns this moment in nanoseconds of ``time.perf_counter_ns``."""
+        """Returns on all ranks at the same moment. The result is this moment, in nanoseconds of ``time.perf_counter_ns``."""
         if self._page is None:
             self._comm.Barrier()
             return time.perf_counter_ns()
@@ -152,7 +153,7 @@ class Gate:
 
 
 def _shared_page(comm: Any, nbytes: int) -> mmap.mmap:
-    """A page of zeros that all ranks of a host share. It is a file, which is deleted before this function returns."""
+    """A page of zeros that all ranks of a host share. The page is in a file, which this function deletes before it returns."""
     file = tempfile.NamedTemporaryFile(prefix="hvdlite-bench-") if comm.rank == 0 else None  # noqa: SIM115
     if file is not None:
         file.truncate(nbytes)

@@ -1,7 +1,7 @@
 """Makes sentences with advice from the numbers of an analysis.
 
-Percentages refer to the whole traced time, without the first steps if these took far longer than the others. They do not use
-medians, because a median does not show events that happen in few steps.
+Percentages refer to the whole traced time, without the first steps if these took far longer than the others. No percentage is
+computed from medians, because a median does not show events that happen in few steps.
 """
 
 import itertools
@@ -15,7 +15,7 @@ __all__ = ["advice"]
 
 # Advice is given only if it concerns more than this share of the time.
 _NOTHING = 0.05
-# For FusedOps smaller than this the latency takes longer than the data.
+# For a FusedOp of fewer bytes, the latency takes longer than the transfer of the data.
 _SMALL_BYTES = 64 << 10
 _WHILE_THEY_WAITED = "While they waited, its program was"
 
@@ -60,7 +60,7 @@ def _milliseconds(microseconds: float) -> str:
 
 
 def _about_slow_steps(analysis: Analysis, time: float) -> list[tuple[float, str]]:
-    """Sentences about steps that take much longer than others, each with the share of the time that it concerns."""
+    """Sentences about steps that take much longer than others, each with the share of the time that its steps lost."""
     found = []
     first, usual = analysis.first_steps, median(analysis.lengths)
     for rank, late in analysis.late.items():
@@ -136,7 +136,7 @@ def _named(analysis: Analysis, rank: int) -> str:
 
 
 def _about_late_ranks(analysis: Analysis, idle: float, time: float) -> list[str]:
-    """Sentences about waiting in most steps. They leave out the waiting in few slow steps."""
+    """Sentences about ranks that make others wait in most steps. The waiting in few slow steps (`Tail`) does not count."""
     usual = median(analysis.lengths)
     steady = {}
     for rank, late in analysis.late.items():

@@ -42,13 +42,13 @@ class LateRank:
     The lateness at an operation is the time from the request of the second last rank to the request of this rank.
 
     Attributes:
-        times: number of these operations.
-        lateness: sum of the lateness at all of them, in microseconds.
-        tensors: number of these operations by name of the tensor.
-        members: the ranks that took part in them, with this one.
-        spans: the times of lateness, on the clock of the first trace.
-        lost: for each step, the time in which the programs of other ranks waited for this rank (the mean over the other
-            `members`).
+        times: number of the operations.
+        lateness: sum of the lateness at all operations, in microseconds.
+        tensors: for each name of a tensor, the number of the operations.
+        members: the ranks that took part in the operations, this rank included.
+        spans: the spans of lateness, on the clock of the first trace.
+        lost: for each step, the microseconds in which the programs of other ranks waited for this rank (the mean over the
+            other `members`).
     """
 
     times: int = 0
@@ -91,14 +91,14 @@ class Analysis:
     """The results of `analyse`. Times are in microseconds.
 
     Attributes:
-        ranks: the ranks that have a trace, by their numbers and in this order.
+        ranks: the results of each rank that has a trace, by rank and in the order of ranks.
         boundaries: times at which steps begin, on the clock of the first rank.
-        late: the `LateRank` of each rank that was ever the last, by rank.
+        late: by rank, the `LateRank` of each rank that was ever the last to ask for an operation.
         first_steps: number of steps at the beginning that took far longer than later steps.
         fused: number of tensors and bytes of each FusedOp of the first rank.
         unfused: number of operations of the first rank whose data travelled with the agreement.
         num_bytes: bytes that a step of the first rank reduces or moves (the median).
-        operations: number of operations in a step (the median).
+        operations: number of operations in a step of the first rank (the median).
     """
 
     ranks: dict[int, RankAnalysis]
@@ -112,7 +112,7 @@ class Analysis:
 
     @property
     def first(self) -> RankAnalysis:
-        """The first of the ranks."""
+        """The results of the first rank that has a trace."""
         return next(iter(self.ranks.values()))
 
     @property
@@ -160,7 +160,7 @@ def common(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
 def _boundaries(trace: Trace) -> list[float]:
     """The times at which steps begin.
 
-    A step begins with the operation that is first in the trace, among the operations that occur most often.
+    Of the tensors with the most operations, one is the first in the trace. Each operation of this tensor begins a step.
     """
     asked = sorted((each.submitted, (each.kind, each.name, each.process_set)) for each in trace.operations.values())
     counts = Counter(tensor for _, tensor in asked)
@@ -222,7 +222,7 @@ def _add_lost(traces: Sequence[Trace], shifts: Sequence[float], late: dict[int, 
         if members not in waiting_of:
             waiting_of[members] = _WaitingRanks(waits[member] for member in members)
         waiting = waiting_of[members]
-        # A program that gets its results by callbacks has no waits in its trace. It counts as waiting.
+        # A program that gets its results by callbacks has no waits in its trace. Such a rank counts as always waiting.
         callbacks = sum(not waits[member] for member in members if member != rank)
         entry.lost = [0.0] * (len(boundaries) - 1)
         for span in entry.spans:

@@ -30,8 +30,8 @@ _AGREED = "WAIT_FOR_OTHER_TENSOR_DATA"
 
 _WINDOW = 32  # operations that `matches` pairs together
 
-# The largest errors of the difference of two ranks' times, in microseconds: on one host, where times are rounded, and on two
-# hosts before or after `align`.
+# How far the times of two ranks may be wrong relative to each other, in microseconds: on one host, where only rounding counts,
+# and on two hosts, before or after `align`.
 _SAME_CLOCK, _OTHER_CLOCK = 1.0, 2_000.0
 
 
@@ -42,8 +42,8 @@ class TracedOperation:
     Attributes:
         name: the tensor's name.
         kind: the kind of the operation, such as ``ALLREDUCE``.
-        submitted: time at which the program asked for it.
-        data: begin and end of the time in which its data moved.
+        submitted: time at which the program asked for the operation.
+        data: begin and end of the time in which the operation's data moved.
         num_bytes: bytes of the tensor.
         fused_op: the number of the FusedOp; 0 if the data travelled with the agreement.
         process_set: the id of the process set, the same on all ranks.
@@ -59,15 +59,15 @@ class TracedOperation:
 
     @property
     def end(self) -> float:
-        """The time at which its data had moved."""
+        """The time at which the operation's data had moved."""
         return self.data[1]
 
     def apart(self, other: "TracedOperation", shift: float) -> float:
-        """How far the times of another rank's operation are from these times. `shift` is added to the other's."""
+        """How far the times of another rank's operation are from these times. `shift` is added to the times of `other`."""
         return abs(other.submitted + shift - self.submitted) + abs(other.end + shift - self.end)
 
     def gap(self, other: "TracedOperation", shift: float) -> float:
-        """The time from the end of one of the two operations to the begin of the other one; not positive if they overlap."""
+        """The time from the end of the earlier operation to the begin of the later one; not positive if they overlap."""
         return max(other.submitted + shift - self.end, self.submitted - other.end - shift)
 
 
@@ -80,12 +80,12 @@ class Trace:
         size: number of ranks of the job.
         host: name of the rank's host.
         boot_id: an identifier of the host's clock: ranks with the same value share a clock.
-        clock_to_epoch: microseconds to add to the trace's times to get the wall clock's.
+        clock_to_epoch: microseconds to add to the trace's times to get times of the wall clock.
         events: the events of the files, oldest first.
         operations: the operations that ended without an error, by number.
         waits: begin and end of each wait of the program for an operation.
         stacks: samples of the main thread's Python stack: begin, end, and the calls from the outermost to the innermost.
-        dropped: number of events that are missing.
+        dropped: number of events that the rank could not write.
     """
 
     rank: int
@@ -104,10 +104,11 @@ def file_of_rank(path: str, rank: int, recoveries: int) -> Path:
     """The file that a rank writes, where `files_of_job` looks for it.
 
     Args:
-        path: the path of rank 0's file. It may be relative; the result is not, because the program may change its folder, and
-            files that have become large are renamed.
-        rank: the number to put into the name; 0: none.
-        recoveries: how often the job has gone on with other ranks. These must not overwrite the files of the old ones.
+        path: the path of rank 0's file. It may be relative. The result is absolute, because hvdlite renames a file that has
+            become large, and the program may have changed its folder by then.
+        rank: the number to put into the name; for rank 0 the name has no number.
+        recoveries: how often the job has gone on with other ranks. From 1 on the name has a number, so that the new
+            ranks do not overwrite the files of the old ranks.
     """
     file = Path(path).absolute()
     if recoveries:
@@ -129,10 +130,10 @@ def files_of_job(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> Trace:
-    """Reads a rank's file and its file of stacks. If a file has an older half (``.old``), that is read first.
+    """Reads a rank's file and its file of stacks. If a file has an older half (``.old``), the older half is read first.
 
     Raises:
-        InvalidArgumentError: the file is no timeline of hvdlite, or that of several ranks.
+        InvalidArgumentError: the file is no timeline of hvdlite, or it has the events of several ranks.
     """
     events = _events(path)
     stacks = stacks_file(path)
@@ -144,7 +145,7 @@ def read(path: Path) -> Trace:
             raise InvalidArgumentError(f"'{path}' is no timeline of hvdlite: it does not name its rank")
         if len({head["rank"] for head in heads}) > 1:
             raise InvalidArgumentError(
-                f"'{path}' has the events of several ranks, as `hvdlite timeline merge` writes them: pass those of the ranks"
+                f"'{path}' has the events of several ranks, as `hvdlite timeline merge` writes them: pass the ranks' own files"
             )
         head = heads[-1]
         trace = Trace(head["rank"], head["size"], head["host"], head["boot_id"], head["clock_to_epoch_us"], events)
@@ -178,7 +179,7 @@ def _at_once(path: Path) -> bytes:
 
 
 def _parse(text: str) -> Any:
-    """Parses the content of a file. If its last event is incomplete, because the write had not ended, it is left out."""
+    """Parses the content of a file. The last event is left out if it is incomplete, because the write had not ended."""
     try:
         return json.loads(text)
     except ValueError:
@@ -207,7 +208,7 @@ def _follow(trace: Trace) -> None:
         number = about["operation"]
         submitted.setdefault(number, begin)
         if not name.startswith("NEGOTIATE_") and "bytes" in about and "failed" not in about:
-            # The name of the row has Horovod's prefix, which is the kind.
+            # As in Horovod's timelines, the name of the row has a prefix, which is the kind of the operation.
             row = names.get(event["tid"], "?")
             kind = row.partition(".")[0].upper() if name == _AGREED else name
             trace.operations[number] = TracedOperation(
@@ -236,12 +237,13 @@ def occurrences(trace: Trace) -> dict[tuple[str, str, int], list[TracedOperation
 def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOperation, TracedOperation]]:
     """Pairs of operations of two ranks that are the same collective.
 
-    Both ranks run the collectives of one kind, name and process set in the same order, but either trace may lack some of
-    them. So pairs are made in windows of operations: all pairs of a window have the same offset between their places in the
-    two orders. No collective ends on a rank before all ranks have asked for it. So an offset is wrong if in one of its
-    pairs one operation ends before the other begins. Of the offsets that are left, the window takes the one with which the
-    times differ least. A single operation says too little: a rank that wakes up late ends one operation at the time at
-    which another rank ends the next one.
+    Both ranks run the collectives of one kind, name and process set in the same order, but either trace may lack some of these
+    collectives. So pairs are made in windows of operations: all pairs of a window have the same offset, which is the difference
+    of the two places in the two orders. No collective ends on a rank before all ranks have asked for it. So an offset is wrong
+    if one operation of a pair ends before the other operation of the pair begins (`TracedOperation.gap`). A window takes the
+    offset with the smallest gaps; of several such offsets, the one with which the times differ least. A window of one operation
+    would not suffice, because a rank that wakes up late ends an operation at the time at which another rank ends the next
+    operation.
 
     `shift` is added to the times of `other`.
     """
@@ -261,7 +263,7 @@ def matches(one: Trace, other: Trace, shift: float) -> Iterable[tuple[TracedOper
 def _closest_pairs(
     window: Sequence[TracedOperation], candidates: Sequence[TracedOperation], shift: float, tolerance: float
 ) -> list[tuple[int, float, TracedOperation]]:
-    """The pairs of the best offset: the place of the candidate, the difference of the times, the operation of the window."""
+    """The pairs of the best offset: the candidate's place, the difference of the times, and the operation of the window."""
 
     def pairs(offset: int) -> list[tuple[int, TracedOperation]]:
         return [(place, one) for place, one in enumerate(window, offset) if 0 <= place < len(candidates)]
@@ -282,8 +284,8 @@ def align(traces: Sequence[Trace]) -> list[float]:
     """For each trace the number of microseconds to add to its times, so that all times are on the clock of the first trace.
 
     Ranks of one host share a clock. For another host the difference of the wall clocks is a first guess. A collective cannot
-    end on one host before it has begun on the other, so each collective gives a lower and an upper bound of the number. The
-    result is the middle of the narrowest bounds. Its error is at most the time of the fastest collective.
+    end on one host before it has begun on the other, so each collective gives a lower and an upper bound of the number to add.
+    The result is the middle of the narrowest bounds. Its error is at most the time of the fastest collective.
     """
     first = traces[0]
     shifts = []
@@ -297,7 +299,7 @@ def align(traces: Sequence[Trace]) -> list[float]:
             if mine.kind in _ALL_WAIT_FOR_ALL:
                 least = max(least, mine.data[0] - theirs.data[1])
                 most = min(most, mine.data[1] - theirs.data[0])
-        # If the clocks drift, no number satisfies all bounds. The middle is then the best estimate.
+        # If the clocks drift, perhaps no number satisfies all bounds. The middle is then still the best estimate.
         shifts.append((least + most) / 2 if least > float("-inf") else guess)
     return shifts
 

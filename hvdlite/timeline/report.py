@@ -33,7 +33,7 @@ svg text { font: 12px system-ui, sans-serif; fill: #333; }
 
 
 def page(analysis: Analysis) -> str:
-    """The page as HTML. It is complete: it loads no scripts, fonts or other files."""
+    """The page as HTML. The page loads no scripts, fonts or other files."""
     hosts = {rank.trace.host for rank in analysis.ranks.values()}
     steps = len(analysis.boundaries) - 1
     step = median(rank.typical.step for rank in analysis.ranks.values())

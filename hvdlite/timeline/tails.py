@@ -11,16 +11,18 @@ from hvdlite.timeline.files import Span
 
 __all__ = ["Tail", "busiest_calls", "find_tail"]
 
-# A step is slow if its value is above this number times the median, and above the median plus this part of a usual step.
+# Each step has a value in microseconds, such as its time. A step is slow if its value is above _TIMES_MEDIAN times the median
+# of the values, and above the median plus _PART_OF_STEP of the time of a usual step.
 _TIMES_MEDIAN = 3.0
 _PART_OF_STEP = 0.2
-# A rhythm must explain this part of the excess of all slow steps, and this part of the steps that it predicts must be slow.
+# A rhythm has at least _LEAST_BEATS slow steps. They have at least the part _EXPLAINS of the excess of all slow steps. At
+# least the part _COMES of the steps that the rhythm predicts is slow.
 _EXPLAINS = 0.6
 _COMES = 0.8
 _LEAST_BEATS = 3
-# Times between slow steps count as equal if they differ from their median by at most this part of it.
+# Times between slow steps count as equal if they differ from their median by at most this part of the median.
 _EQUAL = 0.15
-# The number of innermost calls that are named as the place of a program.
+# How many calls, the innermost ones of the stack, are named as the place of a program.
 _CALLS = 3
 
 
@@ -45,13 +47,15 @@ class Tail:
 
 
 def find_tail(values: Sequence[float], usual_step: float, begins: Sequence[float], skipped: int = 0) -> Tail:
-    """Finds the steps with unusually large values. If a rhythm explains most of their excess, only its steps are returned.
+    """Finds the steps with unusually large values. If a rhythm explains most of their excess, returns only the slow steps
+    of the rhythm.
+
 
     Args:
         values: a value for each step, in microseconds.
         usual_step: the time of a usual step, in microseconds.
         begins: the time at which each step began, in microseconds.
-        skipped: number of steps at the beginning that do not count.
+        skipped: number of steps at the beginning that are left out.
     """
     usual = median(values[skipped:])
     threshold = max(_TIMES_MEDIAN * usual, usual + _PART_OF_STEP * usual_step)
@@ -65,10 +69,10 @@ def find_tail(values: Sequence[float], usual_step: float, begins: Sequence[float
 
 
 def _rhythm_of_steps(slow: dict[int, float], first: int, steps: int) -> tuple[str, list[int]]:
-    """Finds a period of steps: a text for it, and the slow steps that it explains. Both are empty if there is none.
+    """Finds a rhythm in the numbers of the slow steps: a text, and the slow steps that follow it; empty if there is none.
 
     Args:
-        slow: the excess of each slow step, by its number.
+        slow: the excess of each slow step, by the number of the step.
         first: the first step that counts.
         steps: the number of all steps.
     """
@@ -86,7 +90,7 @@ def _rhythm_of_steps(slow: dict[int, float], first: int, steps: int) -> tuple[st
 
 
 def _rhythm_of_time(begins: Sequence[float]) -> str:
-    """Finds a period of time between slow steps: a text for it; empty if there is none."""
+    """Finds a rhythm in the times at which the slow steps begin: a text; empty if there is none."""
     gaps = [after - before for before, after in itertools.pairwise(begins)]
     if len(gaps) < _LEAST_BEATS:
         return ""
@@ -107,8 +111,8 @@ def busiest_calls(rank: RankAnalysis, spans: Iterable[Span], usually: Iterable[S
     Args:
         rank: the rank.
         spans: the spans to look at, on the clock of the first rank.
-        usually: spans to compare with: the result is then the calls whose share of the time increases most from them to
-            `spans`.
+        usually: other spans to compare with. If there are any, the result is the calls whose share of the time grows most from
+            `usually` to `spans`.
 
     Returns:
         The innermost calls, and their share of the samples in `spans` (0 to 1). None: the spans have no samples.

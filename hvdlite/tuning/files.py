@@ -1,7 +1,7 @@
-"""The file with the result of a tuning, and with the machine and the shape of the job for which the result holds.
+"""The file with the result of a tuning, and with the machine and the shape of the job to which the result applies.
 
-JSON: `format` (the number below), `key` (`JobPlace.key`), `settings` (knob name to value) and `evidence` (what was
-measured; for people). Settings are used only where the whole key is the same.
+The file is JSON: `format` (`FORMAT`), `key` (`JobPlace.key`), `settings` (knob name to value) and `evidence` (what was
+measured; for people). A job uses the settings only if its whole key is the same.
 """
 
 import errno
@@ -58,7 +58,7 @@ def check_writable(path: Path) -> None:
     """Makes the folder of a file, and checks that `save` can write the file there.
 
     Raises:
-        OSError: it cannot.
+        OSError: `save` cannot write it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -67,7 +67,7 @@ def check_writable(path: Path) -> None:
 
 
 def save(path: Path, place: JobPlace, settings: Settings, evidence: Mapping[str, Any]) -> None:
-    """Writes a file. A process that reads it meanwhile gets either the old or the new file, complete.
+    """Writes a file. A process that reads the file at the same time gets the whole old file or the whole new file.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,7 +108,7 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Value]]:
 
 
 def _checked(path: Path, name: str, value: object) -> Value:
-    """A setting, as if a variable had said so."""
+    """The value of a setting, parsed as the value of an environment variable is."""
     if name not in TUNABLE:
         raise _broken(path, f"{name!r} is nothing that is tuned; known: {', '.join(TUNABLE)}")
     knob = _BY_NAME[name]
@@ -130,7 +130,7 @@ def _broken(path: Path, why: str) -> InvalidArgumentError:
 
 
 def differences(key: Mapping[str, Any], place: JobPlace) -> list[str]:
-    """The differences between this job and the one of a file, in words; empty if the file's settings fit."""
+    """The differences between this job and the job of a file, in words; empty if the file's settings apply to this job."""
     here = place.key()
     names = [*here, *(name for name in key if name not in here)]
     return [

@@ -2,7 +2,7 @@
 
 In an allreduce over h hosts, each host sends 2 (h - 1) / h times the bytes of the tensor (Patarasuk and Yuan, "Bandwidth
 Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 2009). A backward pass takes two thirds of the computation of
-a step. Meanwhile buckets of gradients become ready one after the other, and the link sends one bucket at a time.
+a step. During the backward pass buckets of gradients become ready one after the other, and the link sends one bucket at a time.
 """
 
 import itertools
@@ -34,14 +34,14 @@ __all__ = [
     "table",
 ]
 
-# A method that is less accurate than another is chosen only if it makes a step shorter by this share, and by these seconds.
+# A less accurate method is chosen only if it makes a step shorter by at least this share and by at least these seconds.
 LEAST_GAIN, _LEAST_SAVING = 0.1, 1e-3
 FORWARD = 1 / 3  # the share of the computation before the first gradient: a backward pass takes twice as long as a forward one
 _SCALE = 4 / 256  # bytes of scales for each element, with one float32 scale for a block of 256 elements
 LOW_RANK_SIDE = 1024  # PowerSGD's bytes depend on the shapes of the matrices: the model assumes this many rows and columns
 _LOW_RANK = 2  # columns of a factor
 
-# `find_link` begins with _FEWEST elements in a message, and takes more until a message takes _LONG seconds or has _MOST.
+# `find_link` begins with _FEWEST elements in a message, and takes more until one takes _LONG seconds or has _MOST elements.
 _LONG, _FEWEST, _MOST = 0.25, 1 << 14, 1 << 20
 _REPEATS = 3  # measurements of each kind, fewer if one takes longer than `_LONG`
 
@@ -70,8 +70,9 @@ class HostLink:
     def sent_bytes(self, itemsize: float) -> float:
         """The mean bytes that are sent for an element of this size, in an allreduce without a codec.
 
-        Sums of 16-bit elements are sent as float32 until they are complete. Two ranks send no such sums. If ranks share hosts,
-        all sums of a host's ranks are; otherwise the ring is assumed, whose first message has elements.
+        A partial sum of 16-bit elements is sent as float32; elements and complete sums are sent with 16 bits. Two ranks send no
+        partial sums. If ranks share hosts, a host adds the elements of its ranks first, so it sends no elements. Otherwise the
+        model assumes the ring algorithm, in which the first message of a rank has elements.
         """
         ranks = self.ranks or self.hosts
         if itemsize > 2 or ranks == 2:
@@ -89,10 +90,10 @@ class ExchangeMethod:
 
     Attributes:
         name: the name in tables, in the log and in names of requests; for a method with a codec also the name of the codec.
-        argument: the argument of `DistributedOptimizer` that chooses it; "" for the default.
+        argument: the argument of `DistributedOptimizer` that chooses the method; "" for the default.
         element_bytes: bytes that are sent for each element; None: as many as the element has.
         codes: does a rank code and decode the elements?
-        rounds: the number of allreduces one after the other.
+        rounds: the number of allreduces, one after the other, that reduce a bucket.
         passes: the number of backward passes for each reduction.
     """
 
@@ -118,7 +119,7 @@ POWERSGD = ExchangeMethod(
 )
 ACCUMULATE = ExchangeMethod("accumulate 4", "backward_passes_per_step=4", passes=4)
 
-# From the most to the least accurate one.
+# The methods, from the most to the least accurate one; `AUTO_METHODS` are those that hvdlite chooses from by itself.
 AUTO_METHODS = (NONE, BF16, INT8)
 ALL_METHODS = (*AUTO_METHODS, INT4, POWERSGD, ACCUMULATE)
 
@@ -153,10 +154,10 @@ def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, c
         link: the link and the core.
         method: how gradients are reduced.
         gradients: what is reduced.
-        compute: the seconds of the step without communication. If a reduction has several passes: of one pass.
+        compute: the seconds of the step without communication; with several backward passes for each reduction, of one pass.
 
     Returns:
-        The seconds of a step. If a reduction has several passes: the mean over its passes.
+        The seconds of the step; with several backward passes for each reduction, the mean over these passes.
     """
     total = sum(gradients.buckets)
     if link.hosts < 2 or not total:
@@ -175,10 +176,10 @@ def step_seconds(link: HostLink, method: ExchangeMethod, gradients: Gradients, c
 
 
 def choose(methods: Iterable[ExchangeMethod], seconds: Callable[[ExchangeMethod], float]) -> ExchangeMethod:
-    """The method to use. A later one replaces the best one before it only if a step is at least 10 % and 1 ms shorter.
+    """The method to use. A later method replaces the best earlier one only if a step gets at least 10 % and 1 ms shorter.
 
     Args:
-        methods: from the most to the least accurate one.
+        methods: the methods, from the most to the least accurate one.
         seconds: a function that returns the seconds of a step with a method.
     """
     first, *others = methods
@@ -200,14 +201,15 @@ def _pays(seconds: float, without: float) -> bool:
 def find_link(hosts: int, ranks: int, probe: Callable[[int, bool], float]) -> HostLink:
     """Measures a link by allreduces: their time is a latency, and a time for each element.
 
-    Messages grow until one takes 0.25 s, or has 4 MiB. So all of them together take less than four seconds on a link of 1
-    Mbit/s or more.
+    Messages grow until one takes 0.25 s, or has 4 MiB. So all messages together take less than four seconds on a link
+    of 1 Mbit/s or more.
 
     Args:
         hosts: the number of hosts.
         ranks: the number of ranks.
         probe: a function that runs one allreduce, and returns its seconds on the slowest rank. Its arguments are the number of
-            float32 elements, and whether the codec int8 is used. All ranks get the same seconds, so all find the same link.
+            float32 elements, and whether the codec int8 is used. All ranks get the same seconds, so all
+            ranks find the same link.
     """
     if hosts < 2:
         return HostLink(hosts, 0.0, float("inf"), ranks=ranks)

@@ -1,7 +1,7 @@
 """The parameters that may be tuned in a job of a given shape, and which of them never change the bits of results.
 
-A setting keeps the bits if every sum is still made in the same order. docs/algorithms.md says on what the order of each
-algorithm depends; the rules here are for all process sets that a job may have, not only the one of all ranks.
+A setting keeps the bits if the additions of every sum keep their order. docs/algorithms.md says for each algorithm on what this
+order depends. The rules here hold for every process set that a job may have, and not only for the set of all ranks.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ _LADDERS: dict[str, tuple[Value, ...]] = {
     "segment_bytes": tuple(size * _KIB for size in (32, 64, 128, 256, 512, 1024)),
     "remote_message_bytes": tuple(size * _KIB for size in (8, 16, 32, 64, 128, 256)),
     "recursive_doubling_max_bytes": tuple(size * _KIB for size in (64, 128, 256, 512, 1024, 2048, 4096)),
-    # Forced ones serve every process set: no shm, no hierarchical.
+    # A forced algorithm has to serve every process set. So those that need shared memory are not tried.
     "allreduce_algorithm": ("auto", "direct", "ring", "recursive_doubling"),
 }
-# Values without an order; for the spin budget, -1 lets the engine choose.
+# The knobs whose values have no order. For spin_us, -1 lets the engine choose.
 _UNORDERED = ("spin_us", "allreduce_algorithm")
 
 # The names of all knobs that a tuning may set.
@@ -47,7 +47,7 @@ class JobShape:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """The number of all ranks."""
         return sum(self.ranks_per_host)
 
     @property
@@ -57,7 +57,7 @@ class JobShape:
 
     @property
     def flat_ranks(self) -> int:
-        """The largest number of ranks of a process set that exchange only messages, without shared memory."""
+        """The largest number of ranks in a process set of which no two share memory, so that they exchange only messages."""
         return len(self.ranks_per_host) if self.shared_memory else self.ranks
 
 
@@ -86,17 +86,18 @@ def keeps_bits(name: str, shape: JobShape) -> bool:
         return True  # one addition an element
     if name == "allreduce_algorithm":
         return False
-    # The layout of a buffer, or the choice between two orders, counts where three ranks or more exchange messages only.
+    # The other knobs change the layout of a buffer, or the algorithm. Where three ranks or more exchange only messages, the
+    # order of additions depends on both.
     return shape.deterministic or shape.flat_ranks <= 2
 
 
 def parameters(shape: JobShape, config: Config, any_bits: bool = False) -> tuple[list[Parameter], list[str]]:
-    """What to search in a job of this shape, and the knobs that are left out because they would change bits.
+    """What to search in a job of this shape, and the knobs that are left out because they may change bits.
 
     Args:
         shape: the shape of the job.
         config: the job's knobs; a knob that the environment sets is not searched.
-        any_bits: may the search choose settings that add in another order than the defaults?
+        any_bits: may the search choose settings with which sums are added in another order than with the defaults?
     """
     found, left_out = [], []
     for name, values in _LADDERS.items():

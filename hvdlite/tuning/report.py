@@ -52,12 +52,12 @@ class Report:
 
 
 def changes(settings: Settings, base: Settings) -> dict[str, Value]:
-    """The settings that differ from the base."""
+    """The settings that differ from `base`."""
     return {name: value for name, value in settings.items() if value != base[name]}
 
 
 def format_settings(settings: Settings) -> str:
-    """As ``tile_bytes=64KiB, spin_us=50.0``."""
+    """The settings as text, such as ``tile_bytes=64KiB, spin_us=50.0``."""
     return ", ".join(f"{name}={_said(name, value)}" for name, value in settings.items())
 
 
@@ -107,7 +107,7 @@ def _noise(trial: Comparison) -> float | None:
 
 
 def to_csv(path: Path, report: Report) -> None:
-    """Writes a line for each comparison; the last is of the winner with the defaults, and names no parameter.
+    """Writes a line for each comparison. The last line compares the winner with the defaults, and names no parameter.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,13 +1,14 @@
 """The search for settings that are faster than the defaults: it chooses what to measure next, and evaluates the times.
 
-The caller's function takes the samples. So the search does not depend on how, where and on how many ranks samples are taken.
+A function of the caller takes the samples. So the search does not depend on how, where and on how many ranks samples are taken.
 Ranks whose functions return the same numbers get the same result.
 
-It compares two settings in rounds. In a round each is sampled once, in an order that alternates, so that other work of the
-machine affects both alike. The first samples of each are discarded. A setting is better if a sign test over the rounds shows
-it, the median gain is large enough, and no single case is slower. From the defaults, the search changes each parameter step by
-step, up and down, as long as the result gets better. At the end it compares the winner with the defaults once more, with
-twice the rounds. If this does not confirm the winner, the result is the defaults.
+The search compares two settings in rounds. A round samples each of the two settings once, in an order that alternates, so that
+other work of the machine affects both settings alike. The first samples of each setting are discarded. A setting is better than
+the other one if a sign test over the rounds says so, the median gain is large enough, and no single case is slower. A *case* is
+one of the operations that a sample times. From the defaults, the search changes each parameter step by step, up and down, as
+long as the result gets better. At the end it compares the winner with the defaults once more, with twice the rounds. If this
+comparison does not confirm the winner, the result is the defaults.
 """
 
 import math
@@ -29,7 +30,7 @@ class Parameter:
 
     Attributes:
         name: the name of the knob.
-        values: the values to try, in ascending order if they have one; one of them is the default.
+        values: the values to try, in ascending order if they have an order. One of the values is the default.
         ordered: do neighbouring values have similar times, so that the search can go from value to value?
     """
 
@@ -44,10 +45,10 @@ class Rules:
 
     Attributes:
         warm_up: the number of samples of each setting that are discarded before a comparison.
-        rounds: the number of rounds of a comparison; it ends earlier if the candidate can no longer win.
+        rounds: the number of rounds of a comparison. A comparison ends earlier if the candidate can no longer win.
         significance: the largest allowed probability that one of two equal settings is found better.
         least_gain: the least median gain, as a share of the time, for which a value other than the default is chosen.
-        patience: how many steps in one direction of a parameter may fail in a row before the search leaves that direction.
+        patience: the search leaves a direction of a parameter after this number of values in a row that were not better.
         sweeps: the largest number of times that the search goes through all parameters.
     """
 
@@ -72,7 +73,7 @@ class Comparison:
     Attributes:
         base, candidate: the settings.
         gains: for each round, the logarithm of (time with the base / time with the candidate), averaged over the cases.
-        cases: for each round, the same for each case.
+        cases: for each round, the list of the logarithms of the cases.
         better: is the candidate better?
     """
 
@@ -96,7 +97,7 @@ class Comparison:
         return (high - low) / 2
 
     def judge(self, rules: Rules) -> bool:
-        """Is the candidate better by these rules, as far as was measured?"""
+        """Is the candidate better by these rules, in the rounds that were measured?"""
         worst = any(_clear([-gain for gain in case], rules) for case in zip(*self.cases, strict=True))
         return _clear(self.gains, rules) and not worst
 
@@ -126,7 +127,7 @@ def chance(wins: int, rounds: int) -> float:
 
 
 def _clear(gains: Sequence[float], rules: Rules) -> bool:
-    """Are these gains more than noise, and worth it?"""
+    """Are these gains more than noise, and is the median gain large enough?"""
     if not gains or chance(sum(gain > 0 for gain in gains), len(gains)) > rules.significance:
         return False
     return statistics.median(gains) >= -math.log(1 - rules.least_gain)
@@ -149,10 +150,10 @@ def search(
         parameters: the parameters to search.
         defaults: the default value of each parameter.
         rules: the rules of comparisons.
-        sample: a function that takes a sample with some settings. It returns the seconds of each case, always of the same
-            cases, and the seconds that have passed altogether.
-        seconds: three quarters of this are for the search, and the rest is for the comparison of the winner with the defaults.
-            If that comparison has not ended after 1.5 times this, the result is the defaults.
+        sample: a function that takes a sample with some settings. It returns two things: the seconds of each
+            case, always of the same cases, and the seconds that have passed since the search began.
+        seconds: the intended time. The search ends after three quarters of it, so that the comparison of the winner with the
+            defaults has the rest. If this comparison has not ended after 1.5 * `seconds` in all, the result is the defaults.
 
     Raises:
         ValueError: a default is not among its parameter's values, or a sample has no times.

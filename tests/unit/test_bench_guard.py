@@ -92,7 +92,7 @@ def test_turns_with_other_load_are_measured_again():
 
 def test_a_machine_that_is_never_quiet_ends_it():
     measure, asked = made_up(1e-3, loads=lambda number: 0.5)
-    with pytest.raises(SystemFailure, match=r"not quiet: in 21 turns .* 50%\. End them .*, or use --any-load"):
+    with pytest.raises(SystemFailure, match=r"not quiet: in 21 turns .* 50%\. End these processes .*, or use --any-load"):
         compared(measure)
     assert len(asked) == 21
     records, _ = compared(made_up(1e-3, loads=lambda number: 0.5)[0], any_load=True)
