@@ -283,7 +283,7 @@ def parse_bytes(text: str) -> int:
     """
     number = text.strip().rstrip("KMGiBkmgb ")
     suffix = text.strip()[len(number) :].strip().upper()
-    if suffix not in _UNITS:
+    if suffix not in _UNITS or not number.isdigit():
         raise ValueError(f"{text!r} is not a size: write for example 4, 64K, 16M or 1G")
     nbytes = int(number) * _UNITS[suffix]
     if nbytes <= 0 or nbytes % 4:

@@ -13,7 +13,7 @@ from hvdlite.bench.world import World
 
 __all__ = ["HostMemory", "Team", "WrongSum", "contribution", "expected_sum", "refuse_wrong"]
 
-_PERIOD = 97  # the period of the values that are summed; a prime, so that no two chunks of memory have the same values
+_PERIOD = 97  # the period of the values that are summed; a prime, so that the chunks of a buffer differ
 _TRIAL_ELEMENTS = 4096
 
 

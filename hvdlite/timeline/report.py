@@ -229,7 +229,7 @@ def _moves(trace: Trace) -> list[tuple[Span, str]]:
 
 def _last_table(analysis: Analysis) -> str:
     if not analysis.late:
-        return "<p>There is a file of only one rank, so ranks cannot be compared.</p>"
+        return "<p>The files have no collective of two ranks or more, so ranks cannot be compared.</p>"
     tensors: dict[str, Counter[int]] = defaultdict(Counter)
     for rank, late in analysis.late.items():
         for name, times in late.tensors.items():

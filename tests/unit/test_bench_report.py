@@ -158,9 +158,9 @@ def test_sizes_are_written_as_they_are_read():
     assert DEFAULT_SIZES[-1] == 64 * MIB
 
 
-@pytest.mark.parametrize("text", ["0", "6", "-4", "4X", "", "M"])
+@pytest.mark.parametrize("text", ["0", "6", "-4", "4X", "1.5M", "abc", "", "M"])
 def test_bad_sizes_are_refused(text):
-    with pytest.raises(ValueError, match=r"size|invalid literal"):
+    with pytest.raises(ValueError, match="is not a size"):
         report.parse_bytes(text)
 
 
