@@ -59,7 +59,7 @@ __all__ += state.__all__
 __all__ += usage.__all__
 
 
-# Names that programs can import from Horovod, although they are not public there; and what to use in their place.
+# Private names of Horovod that some programs import, and that hvdlite does not have. For each name, what to use instead.
 _REMEDIES = {
     "_check_has_gpu": "use torch.cuda.is_available()",
     "check_extension": "import it from horovod.common.util",
@@ -67,7 +67,7 @@ _REMEDIES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Only these names need torch's compiler, and its import takes as long as that of torch itself.
+    # These names are imported on demand: only they need torch's compiler, whose import takes as long as the import of torch.
     if name in ("SyncBatchNorm", "sync_batch_norm"):
         module = import_module("hvdlite.torch.sync_batch_norm")
         return module if name == "sync_batch_norm" else module.SyncBatchNorm

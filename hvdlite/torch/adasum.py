@@ -43,7 +43,10 @@ class AdasumStep:
         self._agreed = False
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Copies the parameters that train. Collective over the process set in the first steps of a job, and after `add`.
+        """Copies the parameters that train.
+
+        Collective over the process set in the first step of a job, in the steps until the start check is over, and in the first
+        step after `add`.
 
         Raises:
             MismatchError, HorovodInternalError: the ranks have different parameters or settings, or a rank failed.

@@ -30,14 +30,14 @@ class ReducerSettings:
         op: Average, Sum or Adasum.
         gradient_predivide_factor: divides the gradients before they are summed, and multiplies the result.
         compression: the argument of `DistributedOptimizer`; `hvdlite.compression` lists the kinds.
-        backward_passes_per_step: backward passes added up on each rank before a reduction.
+        backward_passes_per_step: the number of backward passes whose gradients each rank adds up before a reduction.
         average_aggregated_gradients: is the result divided by `backward_passes_per_step`?
         sparse_as_dense: are sparse gradients reduced as dense ones?
         process_set: the ranks that train together.
-        gradient_as_bucket_view: may gradients lie in an arena? None: only if they are zeroed between training steps, and not
-            set to None, on all ranks.
-        start_check: a mode of `hvdlite.start_check`, which says what happens if the ranks train different models.
-        shard: does each rank keep a part of the optimizer's state?
+        gradient_as_bucket_view: may gradients lie in an arena? None: only if the last ``zero_grad`` on every rank zeroed the
+            gradients, and did not set them to None.
+        start_check: what happens if the ranks train different models: a mode of `hvdlite.start_check`.
+        shard: does each rank keep only a part of the optimizer's state?
 
     """
 
@@ -103,7 +103,8 @@ def agree(
         settings: the settings of the optimizer.
         gradients: the optimizer's parameters.
         groups: a description of the user's groups, with names instead of parameters.
-        generation: the number of this agreement among those of the optimizer in this job, from 1 on, the same on all ranks.
+        generation: the number of this agreement. It counts the optimizer's agreements in this job, begins at 1, and is the same
+            on all ranks.
         kept: did the last ``zero_grad`` on this rank zero the gradients, and not set them to None? Ranks may differ.
         unchecked: is the start check of this rank not over? Ranks may differ.
 
@@ -158,7 +159,7 @@ def _described(gradient: ParameterGradient, gpus: list[int]) -> str:
     if declared is not param.dtype:
         text += f" with gradients of dtype {'any' if declared is None else str(declared).removeprefix('torch.')}"
     if gpu != CPU:
-        text += f" on another GPU (this rank's number {gpus.index(gpu) + 1})" if gpus.index(gpu) else " on a GPU"
+        text += f" on another GPU (number {gpus.index(gpu) + 1} of the model's GPUs)" if gpus.index(gpu) else " on a GPU"
     return text + ("" if param.requires_grad else " (frozen)")
 
 

@@ -1,15 +1,15 @@
 """Places for gradients in an arena, which is memory that all ranks of a process set map.
 
 Each large gradient that is reduced in place has a place in the arena, at the same offset on all ranks. If the gradient of a
-parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's parts. (Weights that
-differ, and codecs between ranks, need a copy.) If the gradient lies elsewhere on some rank, the ranks' requests differ, so the
-ranks agree by messages to reduce the gradient like any other tensor. So between backward passes a program may assign any tensor
-to ``.grad``; at worst the reduction is slower.
+parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's parts. (A copy is
+needed if the ranks' values of ``optimizer.weight`` differ, or with a codec between ranks.) If the gradient lies elsewhere on
+some rank, the ranks' requests differ, so the ranks agree by messages to reduce the gradient like any other tensor. So a program
+is free to assign any tensor to ``.grad`` between backward passes; at worst the reduction is slower.
 
 Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
 ``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to
-None in every training step, an arena saves no time: in every training step the copy moves as many bytes as a reduction without
-an arena (csrc/collectives/allreduce_shm.cc).
+None in every training step, an arena saves no time: there is a copy in every training step, and this copy moves about as many
+bytes as the reduction in the arena saves (compare the costs in csrc/collectives/allreduce_push.cc and allreduce_shm.cc).
 
 A user may keep a tensor that lies in a place. So a place gets a new tensor only when no tensor uses its memory any more.
 """
@@ -158,7 +158,7 @@ def _should_stream(nbytes: int, process_set: ProcessSet) -> bool:
     """Should copies to the places use streaming stores?
 
     Yes, if the parts of all ranks together have at least HVDLITE_STREAMING_BYTES, because the caches cannot keep that much from
-    one training step to the next. But no, if torch may copy with several threads, because `stream_copy` uses only one thread.
+    one training step to the next. But no, if torch has several threads for a copy, because `stream_copy` uses only one thread.
     """
     limit = RUNTIME.config.streaming_bytes
     return 0 < limit <= nbytes * (process_set.size() or 1) and torch.get_num_threads() == 1

@@ -1,4 +1,4 @@
-"""Checks arguments of `DistributedOptimizer` before it changes anything, and finds lazy parameters without a shape."""
+"""Checks the arguments of `DistributedOptimizer` before anything is changed, and finds lazy parameters without a shape."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

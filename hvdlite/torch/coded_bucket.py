@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
 
-# The last launch of each coded bucket of all optimizers, by the bucket's key (`CodedBucket._key`), until it is over.
+# The coded buckets of all optimizers that are in flight. For each bucket's key (`CodedBucket._key`), the bucket's last launch.
 _in_flight: WeakValueDictionary[tuple[str, int], InFlightBucket] = WeakValueDictionary()
 
 
@@ -36,7 +36,7 @@ class CodedGradient:
         name: the unique name, the same on all ranks.
         shape: the shape of the gradient; a complex gradient has one more dimension of 2 at its end, for pairs of reals.
         dtype: the dtype of the gradient; for a complex gradient, the dtype of its real parts.
-        value: this rank's gradient, contiguous and in host memory, which the codec may overwrite; None: no gradient.
+        value: this rank's gradient, contiguous and in host memory; None: no gradient. The codec is allowed to overwrite it.
         state: what the codec keeps for this gradient from step to step: numbers and tensors, which ``optimizer.state_dict()``
             saves.
         present: (after the first round) has any rank a gradient? If no rank has one, hvdlite ignores the codec's result, and
@@ -96,11 +96,11 @@ class CodedBucket(Bucket):
         self._codec = codec
         self._settings = settings
         self._coded: list[CodedGradient] = []
-        # The generator that the codec's `reduce` has returned. This is None after the generator's end, and while the generator
-        # computes after a round, because a generator that Ctrl-C has interrupted cannot continue.
+        # The generator that the codec's `reduce` has returned. None after the generator's end. Also None while the generator
+        # computes after a round: if Ctrl-C interrupts the generator, the generator cannot continue, and this stays None.
         self._steps: Generator[Sequence[Any], None, Sequence[Any]] | None = None
-        # The tensors of the current round until they are submitted. If Ctrl-C prevents that after the first round, a later
-        # `wait` submits them.
+        # The tensors of the current round until they are submitted. If Ctrl-C prevents the submission of the second or a later
+        # round, the next call of `wait` submits the round.
         self._unsent: Sequence[Any] | None = None
         self._present = torch.empty(0, device="cpu")  # after the first round, the number of ranks that have each gradient
         self._suffix = ""
@@ -109,7 +109,7 @@ class CodedBucket(Bucket):
         self._notice = False
 
     def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
-        """Submits the first round, and with it a count of the ranks that have each gradient. See `Bucket.launch`.
+        """Submits the first round, and an allreduce that counts for each gradient the ranks that have it. See `Bucket.launch`.
 
         Raises:
             InvalidArgumentError: the codec has no round, or the dtype of a gradient has changed.
@@ -149,7 +149,7 @@ class CodedBucket(Bucket):
                         gradient.dirty = True
 
     def _send(self, launched: InFlightBucket) -> None:
-        """Submits the current round, and with the first round the number of ranks that have each gradient."""
+        """Submits the current round, and together with the first round the allreduce that counts ranks (see `launch`)."""
         assert self._unsent is not None
         settings = self._settings
         scales = (settings.op, *settings.scales)
@@ -176,8 +176,8 @@ class CodedBucket(Bucket):
         self._take_rounds(launched)
 
     def _take_rounds(self, launched: InFlightBucket) -> None:
-        # A launch that Ctrl-C has interrupted may have no rounds. Then there is nothing to wait for, but the launch stays in
-        # flight, next to a later launch of the same bucket.
+        # If Ctrl-C has interrupted a launch, perhaps no round was submitted, and there is nothing to wait for. But this launch
+        # is still in the reducer's `in_flight`, perhaps next to a later launch of the same bucket.
         if launched.outcomes or not launched.works or not launched.works[0].number:
             return
         try:

@@ -130,7 +130,7 @@ def share_after_joins(optimizer: "CodedMethods") -> None:
 
 
 def _share(process_set: Any, last: int) -> None:
-    """Gives all ranks of the set the state that the compressions have on the rank that joined last, but not its residuals.
+    """Gives all ranks of the set the compressions' state of the rank that joined last, without the residuals.
 
     Collective if the set ever had an optimizer whose compression keeps state; otherwise the function does nothing.
     """
@@ -163,10 +163,10 @@ class CodedMethods(_Optimizer):
     def loss_scale(self) -> Any:
         """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
 
-        Set it before the first ``backward()``. Set a number again before each ``backward()`` whose factor differs. hvdlite
-        reduces gradients that still have this factor, and adds the error of one gradient to a later one, whose factor may
-        differ. So hvdlite must know the factors. If hvdlite reduces no gradients (as with a single rank), the attribute stays
-        None.
+        Set it before the first ``backward()``. If it is a number and the factor changes, set the new number before the next
+        ``backward()``. hvdlite reduces gradients that still contain this factor, and adds the error of one gradient to a later
+        gradient, whose factor may differ. So hvdlite must know the factors. If hvdlite reduces no gradients (as with a single
+        rank), the attribute stays None.
 
         Raises:
             InvalidArgumentError: it is set to something else, or to a number that is 0, negative or not finite.

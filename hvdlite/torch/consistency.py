@@ -52,10 +52,10 @@ def check_consistency(
 
     Raises:
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
-            differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. For the
-            first such value it gives the name, dtype and shape, and the first element that differs, as each rank has it. With
-            `every` this call compares no values: the optimizer's ``step()`` does, and raises this error after the step. Its
-            text names the step, and the last step after which all ranks were equal.
+            differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. It
+            gives the name, dtype and shape of the first value that differs, and the first element of this value that differs,
+            as each rank has it. With `every` this call compares no values: the optimizer's ``step()`` does, and raises this
+            error after the step. The text then names the step, and the last step after which all ranks were equal.
         InvalidArgumentError, UnsupportedError: this rank cannot read an object, such as a tensor of which each rank has a part
             (a sharded DTensor). The other ranks raise InvalidArgumentError; with `every` they raise MismatchError.
         InvalidArgumentError: (on this rank only) another argument is wrong; or, with `every`, the class of the optimizer does

@@ -26,7 +26,8 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
         codec: the codec; its kind and block are used.
 
     Returns:
-        A float32 tensor of the same shape, with the same values as the engine's. Blocks with an inf or a nan are undefined.
+        A float32 tensor of the same shape. Its values are those that the engine computes when it codes and decodes the tensor.
+        In blocks with an inf or a nan the values are undefined.
     """
     flat = tensor.reshape(-1)
     blocks = pad(flat, (0, -flat.numel() % codec.block)).view(-1, codec.block)

@@ -102,7 +102,7 @@ class InFlightBucket:
                 self.stored = place + 1
                 raise
             # If Ctrl-C interrupts the try statement, the next call stores this item again. Ctrl-C cannot come between the try
-            # statement and the next line. If Ctrl-C prevents `merge`, the reducer's settle() calls it.
+            # statement and the next line. If Ctrl-C prevents `merge`, the reducer's settle() calls `merge`.
             self.stored = place + 1
             if value is not None:
                 gradient.reduced_part, gradient.param.grad = gradient.param.grad, value
@@ -135,8 +135,9 @@ class Bucket(ABC):
         Args:
             engine: the engine that reduces the gradients.
             reducer: the reducer, which counts the bucket as launched.
-            number: the number of the bucket in the reducer's plan.
-            wake: wake the engine's thread? Within a backward pass yes, because no other thread makes the engine's passes then.
+            number: the number of the bucket in the reducer's plan (its list of buckets).
+            wake: wake the engine's thread? Within a backward pass yes. After it no, because the caller waits next, and a caller
+                that waits does the work of the engine's thread.
 
         Raises:
             InvalidArgumentError, UnsupportedError: the gradient that the text names cannot be reduced in this way.
@@ -144,18 +145,18 @@ class Bucket(ABC):
 
     @abstractmethod
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits for all results that are still missing. If a signal handler raises meanwhile, call it again."""
+        """Waits for all results that are still missing. If a signal handler raises meanwhile, call this method again."""
 
     @abstractmethod
     def store(self, item: Item, outcome: Any, strict: bool) -> torch.Tensor | None:
-        """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts it, it is called again.
+        """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts this method, it is called again.
 
         Returns:
             A result to which this rank did not contribute, for the caller to add to the finished gradient; otherwise None.
         """
 
     def close(self, engine: "Engine") -> None:  # noqa: B027 - most buckets have prepared nothing
-        """Called when the plan is dropped. Results that are in flight then may still be stored."""
+        """Called when the plan is dropped. The results of buckets that are in flight can still be stored afterwards."""
 
 
 def turn_of(reducer: PassDriver) -> int:
@@ -232,7 +233,7 @@ class DenseBucket(Bucket):
         launch(engine, reducer, number, group, sent, wake, streams, weight or 0.0, reducer.notice, launched.works)
 
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
-        """Waits once for all members."""
+        """Waits for all members together."""
         if launched.works and not launched.outcomes:
             streams: Sequence[int] = ()
             if self.device != CPU:

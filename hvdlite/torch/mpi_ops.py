@@ -1,4 +1,4 @@
-"""The names of ``horovod.torch.mpi_ops``: basics, process sets and collectives. Programs may import them from here."""
+"""The names of ``horovod.torch.mpi_ops`` (basics, process sets, collectives), for programs that import this module."""
 
 from hvdlite.basics import *  # noqa: F403
 from hvdlite.basics import HorovodBasics

@@ -1,8 +1,8 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
 The functions that wait and return a new tensor have gradients. The in-place functions and the ``_async`` functions have no
-gradients, and are those of `hvdlite.ops` (except `sparse_allreduce_async`). Autograd does not see the changes that in-place
-functions make. The gradients follow Horovod's convention:
+gradients: they are those of `hvdlite.ops`, and `sparse_allreduce_async` of this file. Autograd does not see the changes that
+in-place functions make. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: the gradient of that sum, divided by the number of ranks;
@@ -185,9 +185,9 @@ def allreduce(
 
     With Average and Sum, backward reduces the ranks' incoming gradients with the same op, factors and compression. With Min and
     Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With Product a rank gets that sum
-    times the product of the other ranks' values. With a weighted mean a rank gets that sum times its share of all weights (and
-    the factors). In all these cases this is the true gradient of the sum of all ranks' losses. With Adasum, backward is an
-    Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
+    times the product of the other ranks' values. With a weighted mean a rank gets that sum times both factors and times the
+    rank's share of all weights. In all these cases this is the true gradient of the sum of all ranks' losses. With Adasum,
+    backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
 
     With scale factors, Min, Max and Product have no gradient: backward raises UnsupportedError.
 
@@ -244,7 +244,7 @@ def sparse_allreduce_async(
         returns None. The function is no handle: `synchronize` and `poll` do not take it.
 
     Raises:
-        InvalidArgumentError: the tensor is not sparse or of bool, or op is neither Average nor Sum.
+        InvalidArgumentError: the tensor is not sparse; or its dtype is torch.bool; or op is neither Average nor Sum.
         MismatchError, HorovodInternalError: (by the returned function) the ranks differ, or a rank failed.
 
     """
@@ -254,7 +254,7 @@ def sparse_allreduce_async(
         raise InvalidArgumentError("sparse_allreduce_async reduces with op=Average or op=Sum")
     tensor = tensor.detach()
     indices, values = rows_of(tensor, tensor, tensor.dtype, tensor.sparse_dim())
-    # Without a comparison of the shapes, rows of a larger tensor could be stored outside of a smaller one without an error.
+    # The ranks compare the shapes. Otherwise rows of a larger tensor could be stored beyond the end of a smaller one, silently.
     shape = torch.tensor([[RUNTIME.require_topology().rank, *tensor.shape]], device=indices.device)
     handle = ops.grouped_allgather_async([indices, values, shape], name, process_set)
     divisor = (process_set.size() or 1) if op == Average else 1
@@ -415,8 +415,8 @@ def alltoall(
 ) -> Any:
     """`hvdlite.alltoall` with a gradient.
 
-    Backward sends the rows of the incoming gradient back to the ranks from which the rows came. This is the true gradient of
-    the sum of all ranks' losses.
+    Each row of the incoming gradient belongs to a received row. Backward sends the gradient of a row to the rank from which the
+    row came. This is the true gradient of the sum of all ranks' losses.
 
     Args, returns and raises are those of `hvdlite.alltoall`.
     """

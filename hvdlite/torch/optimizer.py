@@ -1,8 +1,9 @@
 """`DistributedOptimizer`: makes an optimizer average the gradients of all ranks.
 
 The optimizer stays the same object. hvdlite only replaces its class by a subclass with a few more methods, and installs hooks
-on its parameters and around its step. So its state, its parameter groups, earlier schedulers and ``isinstance`` still work, and
-it pickles as before, unless it is sharded. Over 400 lines, because one docstring describes all options of the optimizer.
+on its parameters and around its step. So its state, its parameter groups, ``isinstance`` and schedulers that were created
+before still work. An optimizer that is not sharded can be pickled as before. Over 400 lines, because one docstring describes
+all options of the optimizer.
 """
 
 import itertools
@@ -45,7 +46,8 @@ else:
 __all__ = ["DistributedOptimizer"]
 
 # Numbers the wrapped optimizers of each set of ranks. A number means the same optimizer on all ranks of the set, because these
-# ranks wrap their optimizers in the same order. Other ranks may not have these optimizers.
+# ranks wrap their optimizers in the same order. Each set has a count of its own, because ranks outside of the set need not have
+# these optimizers.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 _connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # the wrappings that reduce gradients or steps
@@ -95,17 +97,17 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any optimizer of torch. It is changed in place. A second call replaces the first wrapping, and is
             collective if the first call had ``shard=True``.
         named_parameters: the model's named parameters: errors and logs use the names, and buckets follow the order of the
-            parameters. There may be parameters that the optimizer does not have. Default: names made of the places in the
-            optimizer's parameter groups.
+            parameters. Parameters that the optimizer does not have are allowed, and ignored. Default: names made of the places
+            in the optimizer's parameter groups.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with the same methods; or a codec such as
             ``Compression.int8()``, for slow links between hosts (it needs dense gradients, or `sparse_as_dense`); or
             `Compression.auto`, which chooses a compression by a measurement when the gradients are first reduced.
             `Compression.powersgd`, error feedback and a `BucketCodec` keep state in the optimizer, and ``state_dict()``
-            includes this state. If you use a ``GradScaler`` with them, set ``optimizer.loss_scale = scaler``.
+            includes this state. If you use one of these three with a ``GradScaler``, set ``optimizer.loss_scale = scaler``.
         backward_passes_per_step: each rank adds up this many passes before the gradients are reduced. The gradients are
             not divided by this number: divide the loss, or pass `average_aggregated_gradients`.
         op: `Average` or `Sum` of the gradients, or `Adasum` of the optimizer's steps. For Adasum the number of ranks must be a
-            power of two, and a step must not be skipped on some ranks only. `backward_passes_per_step`, `groups`,
+            power of two, and if one rank skips a step, all ranks must skip it. `backward_passes_per_step`, `groups`,
             `sparse_as_dense` and `gradient_as_bucket_view` have no effect with Adasum.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
@@ -117,11 +119,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: the ranks that train together. On a rank that is not a member, the optimizer reduces nothing and trains as
             the plain one.
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
-        gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map, so that they
-            are reduced without a copy? hvdlite moves ``.grad`` there once autograd has made it, and ``.grad`` stays there until
-            the program sets it to None. Tensors that you assign to ``.grad`` are reduced where they are. None: yes, if all
-            ranks called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a warning if it
-            is impossible (several hosts, no shared memory). False: no.
+        gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map? In this memory
+            they are reduced without a copy. After autograd has made a gradient, hvdlite moves it there, and it stays there
+            until the program sets ``.grad`` to None. Tensors that you assign to ``.grad`` are reduced where they are. None:
+            yes, if all ranks called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a
+            warning if it is impossible (several hosts, no shared memory). False: no.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
             Adasum or `shard`: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
@@ -131,9 +133,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             whose step is elementwise (SGD, the Adam family, RMSprop, Adagrad and so on) a rank updates slices of parameters;
             with all others, such as Muon and Adafactor, whole parameters. Do not shard an optimizer whose step combines several
             parameters, for example in a norm over all of them. With ``shard=True``, ``step()`` and ``state_dict()`` are
-            collective.
-            ``state_dict()`` returns the whole state on every rank; ``load_state_dict()`` takes a whole state, from any number
-            of ranks.
+            collective. ``state_dict()`` returns the whole state on every rank. ``load_state_dict()`` takes a whole state; the
+            job that saved it can have had another size.
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
@@ -310,7 +311,7 @@ class _Wrapping:
         self.settle()
         if self.sharded is not None:
             optimizer.state = self.sharded.gather_state(optimizer)
-        # Nothing raises from here on: an optimizer must not look wrapped while its gradients are not reduced.
+        # From the next line on nothing raises. Otherwise the optimizer could look wrapped after it has lost its reducer.
         _connected.discard(self)
         if self.reducer is not None:
             self._finalizer.detach()
@@ -321,7 +322,7 @@ class _Wrapping:
         del optimizer._hvdlite  # type: ignore[attr-defined]
 
     def add_parameters(self, params: Iterable[torch.Tensor]) -> None:
-        """Adds parameters whose gradients are then reduced, too. Raises as `add_param_group`; then nothing has changed."""
+        """Adds parameters to those whose gradients are reduced. If it raises (see `add_param_group`), nothing has changed."""
         prefix = f"{self.settings.prefix}."
         named = [(f"{prefix}added{self._added}.{place}", param) for place, param in enumerate(params)]
         short = [(name.removeprefix(prefix), param) for name, param in named]
@@ -344,7 +345,7 @@ class _Wrapping:
         return [] if self.reducer is None else self.reducer.family()
 
     def settle(self) -> None:
-        """Does what the end of the last pass has left undone."""
+        """Finishes the reductions of the last pass if they are not finished, for example because backward raised."""
         for reducer in self.reducers():
             reducer.settle()
 
@@ -369,7 +370,7 @@ class _Wrapping:
         """Called before every step, even if a scheduler calls the original class's step. Reduces unreduced gradients.
 
         Returns:
-            The step's arguments, with another closure in place of theirs; None if they have no closure.
+            The step's arguments, with a closure of hvdlite in place of the program's; None if the arguments have no closure.
 
         """
         if is_inner_step(optimizer):
@@ -493,8 +494,8 @@ class _DistributedOptimizer(_Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of this
-        statement ``step()`` does not reduce a gradient twice either. A step with a closure reduces in any case.
+        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Without this
+        statement, too, ``step()`` reduces only gradients that are still unreduced. A step with a closure reduces in any case.
 
         Raises:
             AssertionError: op is Adasum, and there are several ranks.
@@ -533,7 +534,7 @@ class _DistributedOptimizer(_Optimizer):
             self._hvdlite.next_step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, whose gradients are then reduced, too. Call it on all ranks with the same parameters.
+        """Adds parameters, whose gradients are reduced from now on. Call it on all ranks with the same parameters.
 
         Raises:
             InvalidArgumentError: another distributed optimizer has one of the parameters, with another op or process set;

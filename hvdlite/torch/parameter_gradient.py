@@ -42,13 +42,13 @@ class WireForm:
     devices travel through host memory.
 
     Attributes:
-        codec: the codec's fields of the request (`Codec.fields`), empty without a codec.
+        codec: the fields of the request that describe the codec (`Codec.fields`); empty without a codec.
         device: the device of the memory: the engine's number of a GPU or of host memory.
         flags: the flags of the request.
         memory: torch's object for the device whose number is `device`.
         dtype_in_place: the dtype of gradients that are reduced in place; None if the parameter's gradients never are.
-        strides: the strides of gradients that are reduced in place: the parameter's strides when this object is made. A
-            parameter may change its memory format later, and not on all ranks.
+        strides: the strides of gradients that are reduced in place: the parameter's strides when this object was created. The
+            parameter's memory format may change later, perhaps on some ranks only.
         is_contiguous: does a contiguous tensor have these `strides`?
         dtype: the engine's code of the dtype that is sent.
         shape: the extents of the memory that is sent.
@@ -144,25 +144,26 @@ class ParameterGradient(GradientState):
     Attributes:
         bucket: the number of the gradient's bucket in the plan; -1 without a bucket.
         dirty: does ``param.grad`` hold a gradient of this rank that was not sent yet?
-        filled: has ``param.grad`` been reduced since it was last reset? No if the user had written what was reduced.
-        reduced_part: the finished gradient, kept here while backward adds an increment and until the increment is reduced;
-            otherwise None.
+        filled: was ``param.grad`` reduced since the last reset? A reduction of a gradient that the user has written does not
+            count, because ``step()`` reduces such a gradient again.
+        reduced_part: the finished gradient, from the time when backward begins to add an increment until the increment is
+            reduced; otherwise None.
         stamp: the number of the last backward pass that made this gradient.
         sparse_dim: the number of sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: the gradient's `hvdlite.torch.arena.ArenaPlace`; None if it has none.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not moved to its place yet?
         coding: what a compression with state (`hvdlite.compression.BucketCodec`) stores for this gradient.
-        dtype: the dtype of the gradient on all ranks, once there is a plan.
+        dtype: the dtype in which all ranks reduce the gradient; before the reducer's first plan (list of buckets) only a guess.
         implementation: the address that torch's C++ object behind the parameter had when the hooks were installed on it.
 
     The native base class `GradientState` holds all attributes but name, coding, dtype and implementation, because native hooks
     use them. It also has these methods:
 
     - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
-      dirty and there are zeros, the zeros are dirty and are reduced: other ranks may have no gradient, and all ranks must end
-      with the same, zeros or None.
-    - `is_zero`: is ``param.grad`` certainly unchanged since the reset? Not if the gradient was dirty at the reset, because the
-      engine may write to such a gradient.
+      dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get zeros, too,
+      and ``param.grad`` is the same on all ranks.
+    - `is_zero`: is ``param.grad`` certainly unchanged since the reset? False if the reset has left dirty zeros, because the
+      engine can write to them.
     - `move_in`: moves a fresh gradient to its place, once.
     - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
