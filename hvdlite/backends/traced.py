@@ -1,7 +1,7 @@
 """Converts the dtypes of tensors of TensorFlow and JAX, which may be part of a graph, for compression.
 
-Such a tensor may have no memory yet, so it has no `TensorBackend`. The framework's door passes the tensor to the
-engine by operations of the framework.
+Such a tensor may have no memory yet, so it has no `TensorBackend`. The framework's door passes the tensor to the engine by
+operations of the framework.
 """
 
 import sys

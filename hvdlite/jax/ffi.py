@@ -56,7 +56,7 @@ def _finish_programs() -> None:
 
 
 def has_futures() -> bool:
-    """Can XLA continue while a call is in flight? If not, ranks may wait for each other in several calls of a program."""
+    """Can XLA continue while a call is in flight? If not, ranks may wait for each other in different calls of a program."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version("jaxlib"))
     return numbers is None or tuple(map(int, numbers.groups())) >= (0, 4, 38)
 
@@ -67,7 +67,7 @@ def parameters() -> Collection[str]:
 
 
 def ffi_call(description: str, arrays: Sequence[Any], alone: bool, weight: Any = None) -> list[Any]:
-    """Calls a handler with these arrays and, if there is one, the weight. Returns arrays of the same shapes and dtypes.
+    """Calls a handler with the arrays and, after them, the weight if there is one. Returns arrays like these arrays.
 
     JAX takes some 10 us more for each result of a program with side effects. So a call that is `alone` (`hvdlite.jax.call`) is
     declared without side effects. XLA drops such a call if its results are unused, so the caller promises to use them.

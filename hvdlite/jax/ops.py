@@ -41,8 +41,7 @@ def grouped_allreduce(
         op: Average, Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies each rank's arrays.
         postscale_factor: multiplies the results.
-        process_set: the ranks that take part. A compiled program contains the set's id: compile again after
-            `hvdlite.init`.
+        process_set: the ranks that take part. A compiled program contains the set's id: compile again after `hvdlite.init`.
         weight: this rank's weight in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar array that may be
             traced. It has the precision of JAX's floats: float32, or float64 with ``jax_enable_x64``.
         compression: as for `hvdlite.allreduce`.

@@ -61,7 +61,7 @@ class Settings:
 
     @property
     def factor(self) -> float:
-        """A factor for all gradients, reduced or not. It undoes the division of Keras 3 by the number of passes."""
+        """A factor for all gradients, reduced or not. Without `averages_passes` it undoes Keras 3's division by `passes`."""
         return float(self.passes) if KERAS_3 and not self.averages_passes else 1.0
 
     @property
@@ -92,8 +92,8 @@ class Reducer:
     """Reduces the gradients of one wrapped optimizer, and keeps the state that wrapping adds to it.
 
     The engine matches gradients of different ranks by name. All ranks use the names that the variables have on the first rank,
-    because Keras numbers the layers of each process, and the numbers may differ. For that the ranks pair their variables by
-    order, and compare their shapes and dtypes, before the first reduction.
+    because Keras numbers the layers of each process, and the numbers may differ. So before the first reduction the ranks pair
+    their variables by order, compare shapes and dtypes, and agree on the names.
 
     Attributes:
         settings: how the gradients are treated.

@@ -93,7 +93,7 @@ class SharedVariables:
 
 
 class WeightTotal(Protocol):
-    """The sum of the weights of passes whose gradients are added up before they are reduced, as a ``tf.Variable`` has it."""
+    """The sum of the weights of passes whose gradients are reduced together. A ``tf.Variable`` has these methods, too."""
 
     def assign_add(self, weight: Any) -> Any:
         """Adds the weight of a pass, from `KerasBackend.as_weight`."""

@@ -114,7 +114,7 @@ class JaxKerasBackend(KerasBackend):
         return xla.loss_in(error)
 
     def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
-        """As `KerasBackend.collective`, in host memory. Compiled programs can only allreduce and broadcast, with a name."""
+        """As `KerasBackend.collective`, in host memory. In compiled programs only `allreduce` and `broadcast` work."""
         tensor = keras.ops.convert_to_tensor(value)
         if not isinstance(tensor, jax.core.Tracer):
             return jnp.asarray(getattr(ops, function)(np.asarray(tensor), name=name, **arguments))

@@ -112,7 +112,7 @@ class TensorFlowKerasBackend(KerasBackend):
         return after_comparison(variables, gradients, reduction.process_set, start_check, wording)
 
     def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`. No variables of strings and resources. Keras 2 counts all as weights."""
+        """As `KerasBackend.other_variables`. No variables of strings and resources. Keras 2 counts all variables as weights."""
         if not KERAS_3:
             return []
         found = held_by(model, lambda value: isinstance(value, tf.Variable)).values()
