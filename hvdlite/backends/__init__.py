@@ -23,7 +23,7 @@ def backend_of(value: Any) -> TensorBackend:
     if backend is None:
         backend = _framework_of(value)
         if backend is None:
-            # Not stored by type: some values of the type may be in CUDA memory, and others in host memory.
+            # This backend is not stored by type, because values of the type may be in CUDA memory or in host memory.
             if hasattr(value, "__cuda_array_interface__"):
                 return CUDA_ARRAY
             if hasattr(type(value), "__cuda_array_interface__"):

@@ -30,16 +30,16 @@ __all__ = [
 CPU = -1  # the engine's device number for host memory
 SOME_GPU = -2  # the backend does not know which GPU has the memory: the engine finds it by the address
 
-# Memory layouts. The engine only checks that all ranks have the same layout. Codes of `hvdlite.dtypes.elements_of` mean
-# row-major.
+# Memory layouts. The engine only checks that all ranks have the same layout. Other codes come from
+# `hvdlite.dtypes.elements_of`, for row-major tensors of dtypes that the engine does not know.
 ROW_MAJOR = 0
 CHANNELS_LAST = 2
 CHANNELS_LAST_3D = 3
 
-# Outputs of at least this many bytes are in memory of the engine, which uses it again (OutputCache::kSmallest).
+# Outputs of at least this number of bytes are in memory of the engine, which reuses the memory (OutputCache::kSmallest).
 RECYCLED_FROM = 1 << 20
 
-# A function that allocates this many bytes of writable, uninitialized memory. Arrays over the memory keep it alive.
+# A function that allocates a given number of bytes of writable, uninitialized memory. Arrays over the memory keep it alive.
 NewMemory = Callable[[int], memoryview]
 
 
@@ -51,7 +51,8 @@ class GpuMemory(Protocol):
         """The address of the first byte."""
 
 
-# The same for memory on the GPU of the operation's tensor. It may be used in the order of the tensor's stream.
+# A function that allocates a given number of bytes on the GPU of the operation's tensor. The memory may be used in the order of
+# the tensor's stream.
 NewGpuMemory = Callable[[int], GpuMemory]
 
 
@@ -60,11 +61,12 @@ class Exported(NamedTuple):
 
     Attributes:
         pointer: address of the first element, or the tensor itself if it has Python's buffer protocol. (The engine finds the
-            address from the buffer in less time than NumPy needs to return it.) The memory is dense in the given layout.
+            address from the buffer in less time than NumPy needs to return it.) The memory is dense in `layout`.
         shape: the tensor's shape as the user sees it, in any layout.
         dtype: code of the dtype (`hvdlite.dtypes.DType`).
         device: `CPU`, the number of a GPU, or `SOME_GPU`.
-        layout: `ROW_MAJOR`, another layout above, or a code of `elements_of` for a dtype that the engine does not know.
+        layout: `ROW_MAJOR`, `CHANNELS_LAST`, `CHANNELS_LAST_3D`, or a code of `elements_of` for a dtype that the engine does
+            not know.
         owner: the tensor whose memory this is: the user's tensor, or a private dense copy of it.
         stream: on a GPU, the raw handle of the CUDA stream in whose order the memory is ready; 0 is the legacy default stream.
     """
@@ -83,18 +85,19 @@ class Plain(NamedTuple):
 
     Attributes:
         new_like: a function that makes a tensor like the given one in memory of the framework, for less than `RECYCLED_FROM`
-            bytes. None if there is an `exchange`: then native code allocates the memory, and the framework wraps it, which
-            takes less time.
+            bytes. None if there is an `exchange`: then native code allocates the memory, and the framework wraps this memory,
+            which takes less time.
         empty_like: `TensorBackend.empty_like`, for larger tensors.
         wrap: `TensorBackend.wrap`. Native code calls it only if there is no `exchange`, or no element.
         recycled_from: `RECYCLED_FROM`.
-        mark_written: `TensorBackend.mark_written`, which also takes a list of tensors of a group; None if it does nothing.
-        unless: name of a method that returns True if a value differs from its memory; None if values never do.
+        mark_written: as `TensorBackend.mark_written`, and also takes a list of the tensors of a group; None: nothing to do.
+        unless: name of a method that returns True if a tensor's value is not what its memory holds, so that native code does
+            not handle it; None if there are no such tensors.
         dtypes: for types with Python's buffer protocol, the codes of dtypes by the value's attribute ``dtype``.
         exchange: for other types, the capsule in ``__dlpack_c_exchange_api__``.
         codes: for `exchange`, a table of `hvdlite.dtypes.dlpack_codes`. Native code does not handle other dtypes.
-        mode: a dict, a key, and its usual value. While the dict has another value, native code handles no tensors, because they
-            may mean more than their memory. None: there is no such mode.
+        mode: a dict, a key, and the key's usual value. While the dict has another value at this key, native code handles no
+            tensors, because tensors may then mean more than their memory. None: there is no such mode.
     """
 
     new_like: Callable[[Any], Any] | None
@@ -110,13 +113,13 @@ class Plain(NamedTuple):
 
 
 def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[int], copy: str) -> None:
-    """Refuses a broadcast or expanded tensor: its elements share memory, so it cannot take a result.
+    """Refuses a broadcast or expanded tensor, because its elements share memory, so that it cannot take a result.
 
     Args:
         tensor: a noun for the tensor, with its article, for the error text.
-        shape: its shape.
-        strides: the strides of its dimensions, in any unit.
-        copy: name of the method that copies it to separate elements.
+        shape: the tensor's shape.
+        strides: the strides of the tensor's dimensions, in any unit.
+        copy: name of the method that makes a copy with separate elements.
 
     Raises:
         InvalidArgumentError: several elements have the same address.
@@ -131,7 +134,7 @@ def require_own_elements(tensor: str, shape: Sequence[int], strides: Sequence[in
 class TensorBackend(Protocol):
     """The operations on the tensors of one framework that hvdlite needs. All tensors have that framework's type.
 
-    A method with a body is for backends without one of their own.
+    The methods with a body are defaults, for backends that do not define these methods.
 
     Attributes:
         name: the framework's name, for error texts.
@@ -140,7 +143,7 @@ class TensorBackend(Protocol):
     name: str
 
     def adopt(self, value: Any) -> Any:
-        """Converts an argument of an operation that does not write to it to a tensor, without a copy if possible.
+        """Converts an argument to a tensor, without a copy if possible. For operations that do not write to the argument.
 
         Raises:
             UnsupportedError: the value is in the memory of a device that hvdlite cannot reach.
@@ -156,7 +159,7 @@ class TensorBackend(Protocol):
         """
 
     def export(self, tensor: Any, any_layout: bool, any_dtype: bool = False) -> Exported:
-        """Describes the memory of the tensor, or of a dense private copy.
+        """Describes the memory of the tensor, or of a dense private copy of the tensor.
 
         Args:
             tensor: a result of `adopt` or `adopt_writable`.
@@ -164,7 +167,7 @@ class TensorBackend(Protocol):
             any_dtype: True: the operation only moves the elements, so the engine need not know their dtype.
 
         Raises:
-            InvalidArgumentError: the engine does not know the dtype, but must; or the elements cannot be moved as bytes.
+            InvalidArgumentError: the engine does not know the dtype, and must know it or cannot move the elements as bytes.
             UnsupportedError: the tensor has no memory, as inside of ``torch.func`` transformations.
         """
 
@@ -173,7 +176,7 @@ class TensorBackend(Protocol):
         return None
 
     def empty_like(self, owner: Any, new_memory: Any) -> tuple[Any, Any]:
-        """Makes a tensor with the shape, dtype and layout of `owner`. Returns it, and its pointer (`Exported.pointer`).
+        """Makes a tensor with the shape, dtype and layout of `owner`. Returns the tensor and its pointer (`Exported.pointer`).
 
         Args:
             owner: an `Exported.owner`.
@@ -187,7 +190,7 @@ class TensorBackend(Protocol):
         raise InternalError(f"a result in host memory for a tensor of {self.name}")
 
     def empty_on_gpu(self, shape: Sequence[int], like: Any, new_memory: NewGpuMemory) -> tuple[Any, int]:
-        """Makes a dense tensor of this shape with the dtype and the GPU of the tensor `like`. Returns it and its pointer."""
+        """Makes a dense tensor of this shape with the dtype and the GPU of the tensor `like`. Returns it with its pointer."""
         raise InternalError(f"a result on a GPU for a tensor of {self.name}")
 
     def stream_now(self, exported: Exported) -> int:
@@ -203,15 +206,15 @@ class TensorBackend(Protocol):
         return
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
-        """Copies the elements of a private copy that `export` made to the user's tensor."""
+        """Copies the elements of `dense`, a private copy that `export` made, back to the user's tensor."""
         raise InternalError(f"a private copy of a tensor of {self.name}")
 
     def mark_written(self, tensor: Any) -> None:
-        """Tells the framework that the engine has written to the tensor's memory. It does nothing if none records writes."""
+        """Tells the framework that the engine has written to the tensor's memory. Does nothing if writes are not recorded."""
         return
 
     def integers(self, values: Sequence[int]) -> Any:
-        """A one-dimensional int32 tensor of these values in host memory, where programs read the numbers of rows."""
+        """A one-dimensional int32 tensor of these numbers of rows, in host memory, because programs read them there."""
         return np.array(values, dtype=np.int32)
 
     def dtype_name(self, tensor: Any) -> str:

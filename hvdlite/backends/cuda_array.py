@@ -1,7 +1,7 @@
 """Arrays in GPU memory of any library with ``__cuda_array_interface__``, such as Numba.
 
 The engine uses the memory of the arrays without a copy, so they must be C-contiguous. New results are `DeviceArray` objects.
-Such libraries can view them without a copy (``numba.cuda.as_cuda_array``, ``cupy.asarray``, ``torch.as_tensor``).
+These libraries can view such results without a copy (``numba.cuda.as_cuda_array``, ``cupy.asarray``, ``torch.as_tensor``).
 """
 
 import math
@@ -20,7 +20,7 @@ __all__ = ["BACKEND", "CudaArrayBackend", "DeviceArray"]
 class DeviceArray:
     """A C-contiguous array in the memory of a GPU. It exports ``__cuda_array_interface__``, version 3.
 
-    Its memory is freed when the last reference to it is gone. Views that other libraries make of it hold a reference.
+    The memory is freed when the last reference to the array is gone. Views that other libraries make hold a reference.
 
     Attributes:
         shape: the shape, a tuple of ints.
@@ -132,8 +132,8 @@ def _require_contiguous(kind: str, shape: tuple[int, ...], strides: Sequence[int
 def _stream_of(interface: Mapping[str, Any]) -> int:
     """The driver's handle of the stream in whose order the array is ready.
 
-    If the interface has no stream (it is None, or the version is too old), the array is ready, or its work is in the default
-    stream. The legacy default stream (0) is ordered after both.
+    If the interface has no stream (it is None, or the version is too old), the array is ready already, or its work is in the
+    default stream. Then the result is 0, the legacy default stream, in whose order the array is ready in both cases.
     """
     stream = interface.get("stream")
     return 0 if stream in (None, _LEGACY_STREAM) else int(stream)

@@ -13,7 +13,7 @@ __all__ = ["BACKEND", "CupyBackend"]
 
 
 class _ExternalStream(int):
-    """A raw handle that keeps CuPy's stream object alive, because an operation may last longer than the user's ``with``."""
+    """A raw handle that keeps CuPy's stream object alive, because an operation may outlast the user's ``with`` statement."""
 
     owner: Any
 
@@ -35,7 +35,7 @@ class CupyBackend(TensorBackend):
         return value
 
     def adopt_writable(self, value: Any) -> Any:
-        """The array itself. It refuses an array whose elements share memory (``broadcast_to``)."""
+        """The array itself. Refuses an array whose elements share memory (``broadcast_to``)."""
         require_own_elements("a broadcast array", value.shape, value.strides, "copy")
         return value
 

@@ -1,4 +1,4 @@
-"""Excludes hvdlite's code from ``torch.compile``: if compiled code calls it, it runs in plain Python."""
+"""Excludes hvdlite's code from ``torch.compile``: if compiled code calls hvdlite, hvdlite runs in plain Python."""
 
 import importlib.util
 import sys
@@ -17,10 +17,11 @@ _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")
 def keep_out_of_graphs() -> None:
     """Makes a call of hvdlite end a graph; the code after the call begins another graph.
 
-    The compiler cannot trace collectives. Without this it would also trace the functions that collectives, ``backward()`` and
-    ``step()`` call, hvdlite's hooks among them. ``torch.compiler.disable`` around each function would take time in each call;
-    the compiler's list of excluded packages takes none. This function does not import torch's compiler, because that takes as
-    long as importing torch. If the compiler is not loaded, the package is added to the list when it is.
+    The compiler cannot trace collectives. Without the exclusion it would also trace the functions that collectives,
+    ``backward()`` and ``step()`` call, hvdlite's hooks among them. ``torch.compiler.disable`` around each function would take
+    time in each call; the compiler's list of excluded packages takes none. This function does not import torch's compiler,
+    because that takes as long as importing torch. If the compiler is not loaded yet, hvdlite is added to the list when the
+    compiler is loaded.
     """
     loaded = [sys.modules[name] for name in _RULES if hasattr(sys.modules.get(name), "add")]
     if loaded:
@@ -33,7 +34,7 @@ class _AtImport(MetaPathFinder):
     """Finds the module of the list as the other finders do, and adds hvdlite to the list after the module is loaded."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of that module, at its first import. None for all other modules."""
+        """The spec of the module with the list, at its first import. None for all other modules."""
         if fullname not in _RULES:
             return None
         sys.meta_path.remove(self)

@@ -41,7 +41,7 @@ class NumpyBackend(TensorBackend):
 
     def __init__(self) -> None:
         # The dtypes of native byte order; `export` adds dtypes of other packages. The keys are the objects that arrays have as
-        # their dtype, because a lookup by an equal object takes longer.
+        # their dtype, because a lookup by another, equal object takes longer.
         own = (dtype for dtype in DType if dtype is not DType.BFLOAT16)
         self._codes: dict[np.dtype[Any], int] = {np.empty(0, dtype.label).dtype: int(dtype) for dtype in own}
 
@@ -66,7 +66,7 @@ class NumpyBackend(TensorBackend):
             raise
 
     def adopt_writable(self, value: Any) -> Array:
-        """The array itself. It refuses other objects, read-only arrays, and arrays whose elements share memory."""
+        """The array itself. Refuses objects that are no arrays, read-only arrays, and arrays whose elements share memory."""
         if type(value) is np.ndarray and value.flags.carray:  # C-contiguous, aligned and writable
             return value
         if not isinstance(value, np.ndarray):
@@ -149,7 +149,7 @@ def _not_converted(value: Any, error: Exception) -> InvalidArgumentError:
 
 
 def _refusal_of_traced(value: Any) -> UnsupportedError | None:
-    """The error for a value without elements, one of a program that JAX or TensorFlow is tracing; None for other values."""
+    """The error for a value that has no elements, because JAX or TensorFlow is tracing the program; None for others."""
     jax, tensorflow = sys.modules.get("jax"), sys.modules.get("tensorflow")
     if isinstance(value, getattr(getattr(jax, "core", None), "Tracer", ())):
         return UnsupportedError(

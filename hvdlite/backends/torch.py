@@ -8,8 +8,8 @@ work of that stream. There are three cases:
   (or the runtime drops it). By then the stream of the submission is ordered after the engine's work, so the tensors may be
   freed.
 - A tensor of the user may have been made in another stream. To use it in the stream of the submission the user needs
-  ``record_stream``, as for any code of torch. This also covers the engine, because the stream of the submission is ordered
-  after the engine's work.
+  ``record_stream``, as for any code of torch. The user's ``record_stream`` also covers the engine, because the stream of the
+  submission is ordered after the engine's work.
 - A program may synchronize in another stream than that of the submission, and use outputs and copies there. hvdlite then calls
   ``record_stream`` for them (`use_in_current_stream`).
 """
@@ -42,7 +42,7 @@ class TorchBackend(TensorBackend):
     """The backend for torch tensors.
 
     Contiguous tensors are used without a copy, and others are copied. (A channels_last tensor is not copied if the operation
-    does not depend on the order of elements.) This class does not use autograd: its results need no gradient.
+    does not depend on the order of elements.) This class does not use autograd, because its results need no gradient.
     """
 
     name = "torch"
@@ -144,7 +144,7 @@ class TorchBackend(TensorBackend):
         torch = self._torch
         if owner.nbytes >= RECYCLED_FROM and type(owner) is torch.Tensor and owner.is_cpu:
             storage = torch.frombuffer(new_memory(owner.nbytes), dtype=owner.dtype).untyped_storage()
-            # Not a view of a flat tensor, because autograd treats views differently.
+            # `out` is no view of a flat tensor, because autograd treats views differently.
             out = torch.empty(0, dtype=owner.dtype, device="cpu").set_(storage, 0, owner.shape, owner.stride())
         else:
             out = torch.empty_like(owner)
@@ -166,7 +166,7 @@ class TorchBackend(TensorBackend):
         return self.stream_of(exported.device)
 
     def use_in_current_stream(self, tensor: Any) -> None:
-        """Tells torch to use the tensor's memory again only after the current stream has done its work of now."""
+        """Tells torch to reuse the tensor's memory only after the work that is now in the current stream."""
         tensor.record_stream(self._torch.cuda.current_stream(tensor.device))
 
     def copy_back(self, dense: Any, tensor: Any) -> None:
@@ -180,7 +180,7 @@ class TorchBackend(TensorBackend):
             self._increment_version(tensor)
 
     def integers(self, values: Sequence[int]) -> Any:
-        """An int32 tensor in host memory, where programs read the numbers of rows."""
+        """An int32 tensor in host memory, because programs read the numbers of rows there."""
         return self._torch.tensor(list(values), dtype=self._torch.int32, device="cpu")
 
     def dtype_name(self, tensor: Any) -> str:

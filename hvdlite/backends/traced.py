@@ -1,7 +1,7 @@
-"""Converts dtypes of tensors that may be part of a graph, for compression: those of TensorFlow and JAX.
+"""Converts the dtypes of tensors of TensorFlow and JAX, which may be part of a graph, for compression.
 
-Such a tensor may have no memory yet, so it has no `TensorBackend`. Its door passes it to the engine by operations of the
-framework.
+Such a tensor may have no memory yet, so it has no `TensorBackend`. The framework's door passes the tensor to the engine by
+operations of the framework.
 """
 
 import sys
@@ -14,7 +14,7 @@ __all__ = ["converter_of"]
 
 
 class _Traced:
-    """The methods of `TensorBackend` that compression uses; `cast` is that of the framework."""
+    """The methods of `TensorBackend` that compression uses. `cast` calls a function of the framework."""
 
     def __init__(self, cast: Callable[[Any, str], Any]) -> None:
         self.cast = cast
@@ -31,7 +31,7 @@ _JAX = _Traced(lambda tensor, dtype_name: tensor.astype(dtype_name))
 
 
 def converter_of(value: Any) -> TensorBackend | _Traced:
-    """The converter for a value: that of TensorFlow or JAX for their tensors, and otherwise the value's backend."""
+    """The converter for a value: a `_Traced` for tensors of TensorFlow and JAX, and otherwise the value's backend."""
     if isinstance(value, getattr(sys.modules.get("tensorflow"), "Tensor", ())):
         return _TENSORFLOW
     if isinstance(value, getattr(sys.modules.get("jax"), "Array", ())):

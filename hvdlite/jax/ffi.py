@@ -1,4 +1,4 @@
-"""Registers the handlers of csrc/bindings/jax with XLA, and calls them. Works with JAX 0.4.31 and newer."""
+"""Registers the handlers (native functions) of csrc/bindings/jax with XLA, and calls them. For JAX 0.4.31 and newer."""
 
 import contextlib
 import ctypes
@@ -48,7 +48,7 @@ def _register() -> None:
 
 
 def _finish_programs() -> None:
-    """Waits until the programs that this process has started have ended: other ranks may wait for their collectives."""
+    """Waits until the programs that this process has started have ended, because other ranks may need their collectives."""
     arrays = jax.live_arrays()  # type: ignore[no-untyped-call]
     for wait in (jax.effects_barrier, *(array.block_until_ready for array in arrays)):
         with contextlib.suppress(Exception):  # raised where results are used; effects raise at the end of the process, too
@@ -56,7 +56,7 @@ def _finish_programs() -> None:
 
 
 def has_futures() -> bool:
-    """Can XLA continue while a call is in flight? If not, several calls of a program may wait for each other."""
+    """Can XLA continue while a call is in flight? If not, ranks may wait for each other in different calls of a program."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version("jaxlib"))
     return numbers is None or tuple(map(int, numbers.groups())) >= (0, 4, 38)
 
@@ -67,10 +67,10 @@ def parameters() -> Collection[str]:
 
 
 def ffi_call(description: str, arrays: Sequence[Any], alone: bool, weight: Any = None) -> list[Any]:
-    """Calls a handler with these arrays and, as the last operand, the weight. Returns arrays of the same shapes and dtypes.
+    """Calls a handler with the arrays and, after them, the weight if there is one. Returns arrays like these arrays.
 
     JAX takes some 10 us more for each result of a program with side effects. So a call that is `alone` (`hvdlite.jax.call`) is
-    declared without side effects. XLA drops such a call only if its results are unused, and every rank uses them.
+    declared without side effects. XLA drops such a call if its results are unused, so the caller promises to use them.
     """
     _register()
     handler = _ALONE if alone or not has_futures() else _SEVERAL

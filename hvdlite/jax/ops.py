@@ -41,7 +41,7 @@ def grouped_allreduce(
         op: Average, Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies each rank's arrays.
         postscale_factor: multiplies the results.
-        process_set: the ranks that take part. A compiled program contains its id: compile again after `hvdlite.init`.
+        process_set: the ranks that take part. A compiled program contains the set's id: compile again after `hvdlite.init`.
         weight: this rank's weight in a weighted mean, as for `hvdlite.allreduce`: a number, or a scalar array that may be
             traced. It has the precision of JAX's floats: float32, or float64 with ``jax_enable_x64``.
         compression: as for `hvdlite.allreduce`.
@@ -113,9 +113,9 @@ def call(
     Args:
         groups: the operations, with the arrays' dtypes and shapes.
         arrays: the arrays of all groups, in order.
-        alone: True makes the call faster, and has two conditions: no other such call of the program can run at the same time,
-            and every rank uses results of the call. Otherwise ranks may wait for each other in two such calls, and XLA drops
-            a call whose results are unused.
+        alone: True makes the call faster, and has two conditions. No other call with `alone` of the program can run at the same
+            time: otherwise ranks may wait for each other in two such calls. And every rank uses results of the call: otherwise
+            XLA drops the call.
         weight: this rank's weight, from `as_weight`; None if no group is weighted.
 
     Returns:
@@ -145,7 +145,7 @@ def call(
 
 
 def _refusal_of_devices(arrays: Sequence[jax.Array]) -> UnsupportedError | None:
-    """The error for arrays that are on several devices, for which XLA's text says nothing of that; None for others."""
+    """The error if an array is on several devices, because XLA's own text does not mention them; None: no array is."""
     several = [array for array in arrays if not isinstance(array, jax.core.Tracer) and len(array.devices()) > 1]
     if not several:
         return None
@@ -183,7 +183,7 @@ def _kinds_of(arrays: Sequence[jax.Array]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _check_kinds(said: Sequence[tuple[str, Sequence[int]]], given: Sequence[tuple[str, Sequence[int]]]) -> None:
-    """Native code reads the arrays as the groups say, so other arrays would be read as other numbers."""
+    """Refuses arrays of other dtypes or shapes than the groups say, because native code would read wrong numbers."""
     if len(said) != len(given):
         raise InvalidArgumentError(f"hvdlite.jax.call: the groups have {len(said)} tensors, but there are {len(given)} arrays")
     for index, ((dtype, shape), (given_dtype, given_shape)) in enumerate(zip(said, given, strict=True)):

@@ -1,7 +1,7 @@
 """`hvdlite.send` and `hvdlite.recv` for JAX arrays outside of compiled programs, with gradients.
 
-The adjoint of a send is a receive, and the other way round. `jax.grad` runs both outside of compiled programs, so only the
-parts of a model between the messages may be compiled.
+In the backward pass a send becomes a receive, and a receive becomes a send. `jax.grad` runs both outside of compiled programs,
+so only the parts of a model between the messages may be compiled.
 
 JAX does not know which of a rank's messages came first. If a rank both sends and receives, add the zero that `send` returns to
 the `like` of the next `recv`: then the backward pass takes the messages in the reverse order.
@@ -66,7 +66,7 @@ def recv(
         process_set: as for `hvdlite.recv`.
 
     Returns:
-        The array that was received; where `src` or `tag` is None, a `Received` with the array, its sender and its tag.
+        The array that was received; if `src` or `tag` is None, a `Received` with the array, its sender and its tag.
 
     Raises:
         UnsupportedError: as for `send`; or JAX differentiates `like`, and `src` or `tag` is None.
@@ -100,7 +100,7 @@ def _recv_backward(message: Envelope, like: jax.Array, gradient: jax.Array) -> t
     return (jnp.zeros_like(like),)
 
 
-# All that a backward pass needs is an array like the message.
+# For the backward pass JAX keeps only an array with the shape and dtype of the message.
 _send = jax.custom_vjp(_send_now, nondiff_argnums=(0,))
 _recv = jax.custom_vjp(_recv_now, nondiff_argnums=(0,))
 _send.defvjp(lambda message, array: (_send_now(message, array), array), _send_backward)
@@ -108,7 +108,7 @@ _recv.defvjp(lambda message, like: (_recv_now(message, like), like), _recv_backw
 
 
 def _values(array: jax.Array) -> jax.Array:
-    """The array, which has values. Raises UnsupportedError for one that stands for values, as in a compiled program."""
+    """Returns the array if it has values. Raises UnsupportedError if it stands for values, as in a compiled program."""
     if isinstance(array, jax.core.Tracer):
         raise UnsupportedError(
             "send and recv need the values of an array, which do not exist inside of jax.jit, jax.vmap, loops such as "

@@ -1,4 +1,4 @@
-"""hvdlite for Keras, on TensorFlow, torch or JAX: the names of ``horovod.keras``.
+"""hvdlite for Keras, on TensorFlow, torch or JAX, with the names of ``horovod.keras``.
 
     import keras
     import hvdlite.keras as hvd
@@ -7,8 +7,8 @@
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size())), loss="mse")
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], verbose=hvd.rank() == 0)
 
-The same module serves Keras 3 on these backends, Keras 2, and tf_keras if ``TF_USE_LEGACY_KERAS=1`` is set. It imports the
-framework that Keras runs on, and no other framework.
+The same module serves Keras 3 on these backends, Keras 2, and tf_keras if ``TF_USE_LEGACY_KERAS=1`` is set. This module
+imports the framework that Keras runs on, and no other framework.
 """
 
 from hvdlite import basics, process_sets, usage

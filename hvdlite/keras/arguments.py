@@ -1,4 +1,4 @@
-"""Checks the arguments of `DistributedOptimizer`. All checks run before the optimizer is changed."""
+"""Checks the arguments of `DistributedOptimizer`. All checks run before the optimizer is wrapped."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,12 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def checked_op(op: int, predivide: float) -> int:
-    """The reduce operator. Raises InvalidArgumentError if gradients cannot be reduced with it, or if a factor needs Average."""
+    """The reduce operator.
+
+    Raises:
+        InvalidArgumentError: `op` is neither Average nor Sum; or `predivide` is wrong, or needs Average.
+
+    """
     op = resolve_op(op, None)
     if op not in (Average, Sum):
         raise InvalidArgumentError("op currently only supports Average and Sum (for an optimizer of Keras)")
@@ -55,8 +60,9 @@ def check_weighted_by_loss(weighted: Any, op: int) -> None:
     """Checks the argument `weighted`.
 
     Raises:
-        InvalidArgumentError: `weighted` is no bool, or `op` is not Average.
-        UnsupportedError: this is not Keras 3. Only losses of Keras 3 have a divisor that hvdlite can know.
+        InvalidArgumentError: `weighted` is no bool; or it is True, and `op` is not Average.
+        UnsupportedError: `weighted` is True, and this is not Keras 3. Only in Keras 3 hvdlite can know by which number a loss
+            divides its sum (`hvdlite.keras.loss_weights`).
 
     """
     if not isinstance(weighted, bool):
@@ -111,9 +117,9 @@ def scales_loss(optimizer: Any) -> bool:
 
 
 def scaled(optimizer: Any) -> Any:
-    """The optimizer inside a loss scaler if the policy is ``mixed_float16``, and the optimizer itself otherwise.
+    """Puts the optimizer into a loss scaler if the policy is ``mixed_float16``. Otherwise returns the optimizer itself.
 
-    ``compile()`` would do the same later. An optimizer that is a loss scaler already is returned as it is.
+    ``compile()`` would do the same later. An optimizer that already is a loss scaler is returned as it is.
     """
     check_optimizer(optimizer)
     if keras.mixed_precision.global_policy().name != "mixed_float16" or scales_loss(optimizer):
@@ -122,10 +128,10 @@ def scaled(optimizer: Any) -> Any:
 
 
 def accumulate(optimizer: Any, passes: int) -> None:
-    """Makes an optimizer of Keras 3 add up the gradients of `passes` passes before it applies their mean.
+    """Makes an optimizer of Keras 3 add up the gradients of `passes` backward passes, and then apply the mean.
 
     Raises:
-        InvalidArgumentError: the optimizer accumulates another number of passes already, or it is built already.
+        InvalidArgumentError: the optimizer already accumulates another number of passes, or its variables have been made.
         UnsupportedError: this Keras is older than 3.1, and cannot accumulate gradients.
 
     """

@@ -7,11 +7,11 @@ __all__ = ["held_by"]
 
 
 def held_by(model: Any, wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    """Finds the attributes of a model and of its layers for which `wanted` is true. It also looks into lists and dicts.
+    """Finds the objects for which `wanted` is true in attributes of a model and of its layers, also in lists and dicts there.
 
     Returns:
-        The attributes by path, such as ``"layer 2: heads[0]"``. Attributes of the model precede those of its layers, and within
-        each object public names precede the others. So the order is the same on all ranks if their models are the same.
+        The objects by path, such as ``"layer 2: heads[0]"``. Attributes of the model come before attributes of its layers, and
+        public attributes of the model or of a layer come before its others. So ranks with the same model get the same order.
 
     """
     found: dict[str, Any] = {}
@@ -25,7 +25,7 @@ def held_by(model: Any, wanted: Callable[[Any], bool]) -> dict[str, Any]:
 def _among(
     entries: Iterable[tuple[str, Any]], wanted: Callable[[Any], bool], known: set[int], path: str
 ) -> Iterator[tuple[str, Any]]:
-    """Those of the entries (name, value) that are wanted, and those in the lists and dicts among them."""
+    """The wanted values of these entries (name, value), and of lists and dicts in the entries; each as (path, value)."""
     for name, value in entries:
         found = wanted(value)
         if id(value) in known or not (found or isinstance(value, dict | list | tuple)):

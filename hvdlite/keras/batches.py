@@ -1,4 +1,4 @@
-"""Counts batches in callbacks. With ``steps_per_execution`` above 1 Keras makes one call for several batches."""
+"""Counts batches in callbacks. With ``steps_per_execution`` above 1 Keras calls a callback once for several batches."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ class BatchCount:
         self._last = -1
 
     def since_last(self, batch: int, params: dict[str, Any]) -> int:
-        """The number of batches that have ended since the last call, at least 1.
+        """The number of batches that have ended since the last call of this method, or since the epoch began; at least 1.
 
         Args:
-            batch: number of the execution's last batch. If the last execution of an epoch has fewer batches than the others,
-                Keras still gives the number that it would have with all of them.
-            params: the callback's `params`. Its ``"steps"`` is the number of batches of the epoch, if that is known.
+            batch: number of the last batch of an execution, which is the ``steps_per_execution`` batches that Keras runs at
+                once. If the last execution of an epoch has fewer batches, Keras gives the number as if it had all of them.
+            params: the callback's `params`. ``params["steps"]`` is the number of batches of the epoch, if Keras knows it.
 
         """
         steps = params.get("steps")

@@ -37,22 +37,24 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(Callback):
     """Gives all ranks the root's model and optimizers at the start of each ``fit``, so that all ranks train one model.
 
-    It broadcasts the weights. It also looks into the attributes of the model and of its layers, and into lists and dicts there.
-    It broadcasts what it finds: all optimizers with their iterations, averages of weights and slots (without the slots that
-    ``shard=True`` splits over the ranks); on TensorFlow each ``tf.Variable``, and on torch the buffers of modules. If only one
-    rank has slots, for example from a checkpoint, the others make them. It broadcasts neither metrics nor random seeds, so that
-    masks and augmentation differ between ranks.
+    The callback broadcasts the weights, and all optimizers among the attributes of the model and of its layers (also in lists
+    and dicts there). On TensorFlow it also broadcasts each ``tf.Variable`` there, and on torch the parameters and buffers of
+    modules that Keras does not know. Of an optimizer it broadcasts iterations, averages of weights, and slots (the variables
+    that the optimizer keeps for each weight, such as momentum), but not the slots that ``shard=True`` splits over the ranks. If
+    only one rank has slots, for example from a checkpoint, the other ranks make them. The callback broadcasts no metrics, and
+    no random seeds, because masks and augmentation must differ between ranks.
 
-    The broadcast happens before the first batch, and includes all variables that exist then. Two kinds of variables do not
-    exist yet on TensorFlow: those of a model that was made without the shape of its input, and slots of legacy optimizers of
-    Keras 2. In these cases all variables are broadcast again after the first batch, as in Horovod. The ranks then make the
-    first step (with ``steps_per_execution`` above 1, the first execution) from different weights, and get the root's after it.
+    The broadcast happens before the first batch, if all ranks have the same variables by then. On TensorFlow two kinds of
+    variables exist only after the first batch: those of a model that was made without the shape of its input, and slots of
+    legacy optimizers of Keras 2. In both cases all variables are broadcast after the first batch, as in Horovod. So with
+    a model that was made without the shape of its input, the ranks make the first training step (with ``steps_per_execution``
+    above 1, the first execution) from different weights, and get the root's weights after this step.
 
     Args:
         root_rank: the rank whose values all ranks get, for example because it has loaded a checkpoint.
         device: accepted for compatibility with Horovod; not used.
         local_variables: variables that are not broadcast, such as the weights of local layers (`PartialDistributedOptimizer`).
-            The optimizer's slots for them are broadcast.
+            The optimizer's slots for these variables are broadcast.
 
     Raises:
         MismatchError: (when ``fit`` begins, or after its first batch) the ranks' models or optimizers differ.
@@ -87,7 +89,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             self._broadcast(variables)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts again if the first batch has made variables on any rank. Collective over all ranks in the first batch."""
+        """After the first batch: broadcasts all variables if any rank has new ones. Collective over all ranks in this batch."""
         if not self._first_batch:
             return
         self._first_batch = False
@@ -96,7 +98,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             self._broadcast(variables)
 
     def _variables(self) -> list[Any]:
-        """The variables of the model and its optimizers, without those that stay local."""
+        """The variables of the model and its optimizers, without those of `register_local_var`."""
         local = {id(variable) for variable in self._local}
         variables = state_variables(self.model, optimizers_of(self.model).values())
         return [each for each in variables if identity_of(each) not in local and not is_among(each, local)]
@@ -108,7 +110,7 @@ class BroadcastGlobalVariablesCallback(Callback):
 
 
 class MarkStepCallback(Callback):
-    """Counts batches of training as the steps of `hvdlite.stats`. It does not communicate. See `hvdlite.mark_step`."""
+    """Counts each batch of training as a step of `hvdlite.stats`. Does not communicate. See `hvdlite.mark_step`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,15 +121,15 @@ class MarkStepCallback(Callback):
         self._batches.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Marks the end of one step, or of the several steps of an execution."""
+        """Marks the end of one step, or with ``steps_per_execution`` above 1 of all steps of an execution."""
         mark_step(self._batches.since_last(batch, self.params))
 
 
 class MetricAverageCallback(Callback):
     """Averages the metrics of an epoch over all ranks. The history and the callbacks that follow in the list get the averages.
 
-    Put it before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that these make the same decisions on all
-    ranks. All ranks have the same weight in the mean, even if their numbers of samples differ.
+    Put this callback before ReduceLROnPlateau, EarlyStopping, TensorBoard and checkpoints, so that they make the same decisions
+    on all ranks. All ranks have the same weight in the mean, even if their numbers of samples differ.
 
     Args:
         device: accepted for compatibility with Horovod; not used.
@@ -162,8 +164,8 @@ class MetricAverageCallback(Callback):
 class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from `start_epoch` on, until `end_epoch`.
 
-    With ``steps_per_execution`` above 1 all batches of an execution have the rate of its first batch. At the end of an epoch
-    the rate is always that of its last batch.
+    With ``steps_per_execution`` above 1 all batches of an execution have the rate of the execution's first batch. At the end of
+    an epoch the rate is always that of the epoch's last batch.
 
     Args:
         initial_lr: the learning rate that is multiplied.
@@ -171,10 +173,10 @@ class LearningRateScheduleCallback(Callback):
             ``f ** (epoch - start_epoch)``.
         start_epoch: the first epoch in which the rate is set.
         end_epoch: the first epoch in which the rate is not set any more; None: the rate is set until training ends.
-        staircase: True: the rate is set at the beginning of each epoch. False: it is set before each batch, and `multiplier`
-            gets a fraction of an epoch.
+        staircase: True: the rate is set at the beginning of each epoch. False: the rate is set before each batch, and
+            `multiplier` gets a fractional number of epochs.
         momentum_correction: multiply the accumulated momentum by the same factor as the rate (Goyal et al. 2017, section 2.1).
-        steps_per_epoch: number of batches in an epoch. It is needed if `staircase` is False and Keras does not know the number.
+        steps_per_epoch: number of batches in an epoch. Needed if `staircase` is False and Keras does not know the number.
 
     Raises:
         InvalidArgumentError: `initial_lr` is None; or, when training begins, the number of batches in an epoch is needed and
@@ -210,7 +212,7 @@ class LearningRateScheduleCallback(Callback):
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Asks Keras for the number of batches in an epoch if it is needed. Raises InvalidArgumentError if Keras has none."""
+        """Asks Keras for the number of batches in an epoch if that is needed. Raises InvalidArgumentError if Keras has none."""
         if not self.staircase and not self._given_steps:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -224,7 +226,7 @@ class LearningRateScheduleCallback(Callback):
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the rate."""
+        """Sets the rate, before every batch, or with `staircase` only before the first batch of an epoch."""
         if not self._in_range():
             return
         if not self.staircase:
@@ -251,8 +253,9 @@ class LearningRateScheduleCallback(Callback):
         before, after = self._rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = after
         if self.momentum_correction and before and after != before:
-            # A step adds momentum * slot + rate * gradient. Horovod multiplies the momentum for this one batch, but a compiled
-            # step does not see that change. Multiplying the slot has the same effect.
+            # SGD changes a weight by momentum * slot - rate * gradient. Horovod multiplies the momentum by after / before for
+            # this one batch, but a compiled training step does not see a change of the momentum. To multiply the slot has the
+            # same effect.
             for slot in _momentum_slots(optimizer):
                 slot.assign(slot * (after / before))
 
@@ -304,16 +307,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras's ModelCheckpoint with ``save_best_only=True``, on rank 0 only: the other ranks write nothing.
 
-    Put `MetricAverageCallback` before it, so that the best epoch is chosen by the metrics of all ranks.
+    Put `MetricAverageCallback` before this callback, so that the best epoch is chosen by the metrics of all ranks.
 
     Args:
-        monitor: as for Keras's ModelCheckpoint, like the arguments below.
+        monitor: as for Keras's ModelCheckpoint.
         verbose: as for Keras's ModelCheckpoint.
         mode: as for Keras's ModelCheckpoint.
         save_freq: as for Keras's ModelCheckpoint.
-        save_weights_only: as for Keras's ModelCheckpoint. The file has no state of an optimizer with ``shard=True``, and Keras
-            warns of that when a model with such an optimizer loads it.
-        filepath: path of the file to write. It may also be set later as an attribute, as Horovod's estimators do.
+        save_weights_only: as for Keras's ModelCheckpoint. The state of an optimizer with ``shard=True`` is not in the file, and
+            Keras warns that this state is missing when a model with an optimizer loads the file.
+        filepath: path of the file to write. It may also be set before ``fit`` as an attribute, as Horovod's estimators do.
 
     Raises:
         InvalidArgumentError: (when ``fit`` begins, on rank 0) `filepath` is not set.
@@ -345,7 +348,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             self.filepath = None
 
     def set_model(self, model: Any) -> None:
-        """Raises UnsupportedError on all ranks if rank 0 does not have the whole state that is to be saved."""
+        """Raises UnsupportedError on all ranks if the file would need the whole state of an optimizer with ``shard=True``."""
         if not self.save_weights_only and _shards_in(model):
             raise UnsupportedError(
                 "BestModelCheckpoint saves on rank 0 alone, but all ranks must take part to save an optimizer with shard=True: "
@@ -359,13 +362,13 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             raise InvalidArgumentError("BestModelCheckpoint has no filepath: set its filepath before fit()")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves on rank 0."""
+        """As Keras's ModelCheckpoint, but on rank 0 only."""
         if basics.rank() == 0:
             with _without_shards(self.model):
                 super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves on rank 0."""
+        """As Keras's ModelCheckpoint, but on rank 0 only."""
         if basics.rank() == 0:
             with _without_shards(self.model):
                 super().on_epoch_end(epoch, logs)
@@ -377,7 +380,7 @@ def _shards_in(model: Any) -> list[Shards]:
 
 @contextmanager
 def _without_shards(model: Any) -> Iterator[None]:
-    """A with statement in which one rank may save the model: files get nothing of the state that is split over the ranks."""
+    """A with statement in which one rank alone may save the model: files get no state of optimizers with ``shard=True``."""
     found = _shards_in(model)
     for shards in found:
         shards.left_out = True
@@ -389,8 +392,9 @@ def _without_shards(model: Any) -> Iterator[None]:
 
 
 def _momentum_slots(optimizer: Any) -> list[Any]:
-    """An optimizer's variables of accumulated momentum, one for each variable that it trains. Their values include the learning
-    rate.
+    """The slots of accumulated momentum, one for each variable that the optimizer trains; empty without momentum.
+
+    The values of these slots include the learning rate.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(inner, "momentum", None):
@@ -399,7 +403,7 @@ def _momentum_slots(optimizer: Any) -> list[Any]:
 
 
 def _warn_unless_distributed(model: Any) -> None:
-    """Warns if the optimizer is not wrapped. Then each rank trains its own model, and no error would show it."""
+    """Warns if the optimizer is not wrapped, because then each rank trains its own model, and no error would show this."""
     stock = type(model).train_step is keras.Model.train_step
     if basics.size() > 1 and stock and not is_distributed(model.optimizer):
         warnings.warn(

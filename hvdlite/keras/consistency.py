@@ -22,11 +22,11 @@ __all__ = ["ConsistencyCheckCallback", "check_consistency"]
 def check_consistency(
     *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet | None = None
 ) -> ConsistencyChecker | None:
-    """Checks that all ranks hold the same values, bit by bit. Collective over the process set. It cannot be called in a traced
-    function.
+    """Checks that all ranks hold the same values, bit by bit. Collective over the process set. Do not call it in a
+    traced function.
 
-    NaN and infinities are compared by their bits, too. Nothing is changed. All values are copied to host memory, all
-    together.
+    NaN and infinities are compared by their bits, too. The check changes no object. It needs host memory for all values of a
+    rank at the same time.
 
     Args:
         objects: the objects to compare. Each is one of these:
@@ -35,15 +35,16 @@ def check_consistency(
               the moving averages of batch normalization, are compared only with `buffers`. Random seeds are never compared.
             - an optimizer, wrapped or not: all its variables are compared (iterations, learning rate, slots). Variables that
               differ between ranks by design are left out: slots with ``shard=True``, and sums of gradients that are not reduced
-              yet. If a rank trains some variables alone (`PartialDistributedOptimizer`, ``register_local_var``), these are left
-              out of models, and all variables of their optimizer are left out.
+              yet. If a rank trains some variables alone (`PartialDistributedOptimizer`, ``register_local_var``), these
+              variables are left out of models, and all variables of their optimizer are left out.
             - a variable, tensor, array or number, or a dict, list or tuple of all these.
 
-            Variables are paired by their order, because their names differ if a rank has made more models than others.
-        every: None to compare now; or a number of steps to get a checker. In your own loop call its ``step()`` after each step.
+            Variables are paired by their order and not by name, because names differ if a rank has made more models than
+            others.
+        every: None to compare now. A number of steps to get a checker, whose ``step()`` your own loop calls after each step.
         buffers: True: also compare the variables that no gradient changes.
         process_set: the ranks that are compared. None: the process set of the first wrapped optimizer among `objects`, or all
-            ranks if there is none. On a rank outside of the set nothing happens.
+            ranks if none of them is wrapped. On a rank outside of the set nothing happens.
 
     Returns:
         None; with `every` a `hvdlite.consistency.ConsistencyChecker`.
@@ -69,15 +70,16 @@ def check_consistency(
 class ConsistencyCheckCallback(Callback):
     """Checks in ``fit``, after every `every` steps, that all ranks have the same model and optimizers; see `check_consistency`.
 
-    It compares the model's weights, and the optimizers among the attributes of the model and its layers. A step is one update
-    of the model, as counted by the optimizer's ``iterations``: batches whose gradients are only accumulated do not count. With
-    ``steps_per_execution`` above 1 the ranks compare after the execution that contains the step.
+    The ranks compare the model's weights, and the optimizers among the attributes of the model and its layers. The optimizer's
+    ``iterations`` count the steps. So a step is one update of the model: batches whose gradients are only accumulated do not
+    count (in Keras 2 they do). With ``steps_per_execution`` above 1 the ranks compare after the execution that contains the
+    step.
 
     Args:
         every: number of steps from one comparison to the next.
         buffers: True: also compare the variables that no gradient changes.
-        process_set: the ranks that are compared. None: the process set of the model's optimizer if that is wrapped, or else all
-            ranks.
+        process_set: the ranks that are compared. None: the process set of the first wrapped optimizer among those that are
+            compared, or all ranks if none of them is wrapped.
 
     Raises:
         InvalidArgumentError: (when ``fit`` begins) `every` is no integer above 0.
@@ -103,14 +105,14 @@ class ConsistencyCheckCallback(Callback):
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts to count at the optimizer's number of steps, and the batches of the epoch at 0."""
-        # Not in on_train_begin, because a callback that follows in the list may broadcast the number of steps there.
+        """Tells the checker how many steps the optimizer has made, and begins to count the batches of the epoch."""
+        # Not in on_train_begin, because there a callback that follows in the list may broadcast the number of steps.
         self._checker.steps = self._steps()
         self._batches, self._enough = 0, self._remaining()
         self._count.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compares if `every` steps have ended since the last comparison. The comparison is collective over the process set."""
+        """Compares if the number of steps has reached another multiple of `every`. Then collective over the process set."""
         self._batches += self._count.since_last(batch, self.params)
         if self._batches < self._enough:
             return

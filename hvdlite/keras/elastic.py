@@ -38,13 +38,13 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KerasState(ObjectState):
-    """Keeps a model, its optimizers, and other objects. All of them are attributes of the state.
+    """Keeps a model, its optimizers, and other objects. Attributes of the state: `model`, `optimizer` and the other objects.
 
     An attribute may also be another model, layer, optimizer, metric or variable. Such an object is not replaced: its variables
     are saved, restored and broadcast in place.
 
     Args:
-        model: a built model: all its variables exist. All optimizers among its attributes and its layers' are kept.
+        model: a built model: all its variables exist. All optimizers among its attributes and those of its layers are kept.
         optimizer: an optimizer to keep instead of the one with which the model was compiled.
         **kwargs: names and first values of other attributes, such as ``epoch=0, batch=0``.
 
@@ -79,7 +79,7 @@ class KerasState(ObjectState):
 
 
 class _KerasVariablesHandler(StateHandler):
-    """Saves, restores and broadcasts a variable, or an object with variables. With a model it does so with its optimizers.
+    """Saves, restores and broadcasts a variable, or an object with variables; for a model also the model's optimizers.
 
     Args:
         value: the object.
@@ -101,7 +101,8 @@ class _KerasVariablesHandler(StateHandler):
         for variable in variables:
             if identity_of(variable) not in made_since:
                 variable.assign(self._saved[identity_of(variable)])
-        # An optimizer makes its slots in its first step. Some of their first values depend on the variables, restored above.
+        # An optimizer makes its slots in its first step. Slots that were made after the save get their first values again. Some
+        # first values depend on the model's variables, so these have been restored before.
         for optimizer in self._optimizers().values() if made_since else ():
             for variable, value in first_values(optimizer, self.value.weights if self._is_model else ()):
                 if identity_of(variable) in made_since:
@@ -136,12 +137,12 @@ class _KerasVariablesHandler(StateHandler):
             return [self.value]
         if self._is_model:
             return state_variables(self.value, self._optimizers().values())
-        # Random seeds are no weights. Each rank keeps its own.
+        # Random seeds are not among the weights, so each rank keeps its own seeds.
         return list(self.value.weights if hasattr(self.value, "weights") else variables_of(self.value))
 
 
 class _KeptWithModel(StateHandler):
-    """Does nothing for an optimizer, because the handler of the model keeps its variables."""
+    """Does nothing for an optimizer, because the handler of the model keeps the optimizer's variables."""
 
     def save(self) -> None:
         pass
@@ -158,8 +159,8 @@ class CommitStateCallback(Callback):
 
     Args:
         state: the state.
-        batches_per_commit: number of batches from one commit to the next. With ``steps_per_execution`` above 1 the commit comes
-            at the end of the execution.
+        batches_per_commit: number of batches from one commit to the next. With ``steps_per_execution`` above 1 a commit comes
+            at the end of the execution in which this number is reached.
 
     """
 
@@ -191,7 +192,7 @@ class CommitStateCallback(Callback):
 
 
 class UpdateBatchStateCallback(Callback):
-    """Sets ``state.batch`` to the number of the last batch. At the end of an epoch it sets 0.
+    """Sets ``state.batch`` to the number of the batch that has just ended, and to 0 at the end of an epoch.
 
     Args:
         state: a state with an attribute `batch`.
@@ -208,7 +209,7 @@ class UpdateBatchStateCallback(Callback):
         self.steps_per_epoch = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tells the other callbacks how many batches follow if training resumes at the batch ``state.batch`` of an epoch."""
+        """Tells the other callbacks how many batches of the epoch follow if training resumes at its batch ``state.batch``."""
         if self.params.get("steps"):
             if self.steps_per_epoch is None:
                 self.steps_per_epoch = self.params["steps"]
@@ -224,7 +225,7 @@ class UpdateBatchStateCallback(Callback):
 
 
 class UpdateEpochStateCallback(Callback):
-    """Adds 1 to ``state.epoch`` at the end of each epoch. So it is the number of complete epochs, over all calls of ``fit``.
+    """Adds 1 to ``state.epoch`` at the end of each epoch. So it counts the complete epochs of all calls of ``fit``.
 
     Call ``fit`` with ``epochs=total - state.epoch``, or with ``epochs=total, initial_epoch=state.epoch``.
 

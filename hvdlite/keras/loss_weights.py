@@ -1,9 +1,10 @@
-"""Finds the divisors of Keras 3's losses. With ``weighted=True`` a rank's divisor is its weight in the mean over all ranks.
+"""Finds the divisors of Keras 3's losses, which ``weighted=True`` takes as the ranks' weights in the mean of the gradients.
 
-A loss of Keras is a sum over elements that is divided by a number, its divisor. The loss's `reduction` chooses the divisor.
-With "sum_over_batch_size" (the default, also called "mean") it is the number of elements that no mask leaves out, and
-`sample_weight` does not change it. With "mean_with_sample_weight" it is the sum of the sample weights. If one process had the
-whole batch, its divisor would be the sum of all ranks' divisors. So the weight of a rank is the divisor of its own loss.
+A loss of Keras is a sum over elements, divided by a number: the divisor of the loss. The loss's `reduction` chooses the
+divisor. With "sum_over_batch_size" (the default, also called "mean") the divisor is the number of elements that no mask leaves
+out; `sample_weight` does not change this number. With "mean_with_sample_weight" the divisor is the sum of the sample weights.
+If one process had the whole batch, its divisor would be the sum of all ranks' divisors. So the weight of a rank is the divisor
+of this rank's loss.
 """
 
 import functools
@@ -21,7 +22,7 @@ _REMEDY = "leave weighted out, and set optimizer.weight before each update in yo
 
 
 class _LastLoss(threading.local):
-    """The divisor of the last loss of this thread, or a text that says why it has none."""
+    """The divisor of the loss that this thread computed last, or a text that says why the divisor is not known."""
 
     divisor: Any = None
 
@@ -30,7 +31,7 @@ _last = _LastLoss()
 
 
 def follow_losses() -> None:
-    """Makes each loss of Keras store its divisor, from now on. Further calls do nothing."""
+    """From now on, each loss of Keras that is computed stores its divisor. Further calls do nothing."""
     kind = keras.losses.Loss
     plain = kind.__call__
     if hasattr(plain, "_hvdlite"):
@@ -58,13 +59,13 @@ def follow_losses() -> None:
 
 
 def weight_of_last_loss(label: str) -> Any:
-    """Takes the divisor of the last loss: a number, or a scalar tensor of the backend. A second call finds none.
+    """Takes the divisor of the loss that this thread computed last: a number, or a scalar tensor of the backend.
 
     Args:
         label: name of the optimizer for error texts.
 
     Raises:
-        InvalidArgumentError: no loss of Keras was computed since the last call, or its divisor is not known.
+        InvalidArgumentError: this thread computed no loss of Keras since the last call, or the loss's divisor is not known.
 
     """
     divisor, _last.divisor = _last.divisor, None
@@ -80,7 +81,7 @@ def weight_of_last_loss(label: str) -> Any:
 def _is_of_another_program(divisor: Any) -> bool:
     """Whether this tensor belongs to the trace of another program, so that it has no value here.
 
-    For example, `evaluate()` traces a step that computes a loss and makes no update.
+    For example, `evaluate()` traces a step that computes a loss and makes no update, so nothing takes the loss's divisor.
     """
     if isinstance(divisor, (int, str)):
         return False
@@ -92,7 +93,7 @@ def _is_of_another_program(divisor: Any) -> bool:
 
 
 def _divisor(loss: Any, values: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """The divisor of a loss, or a text that says why it is not known.
+    """The divisor of a loss, or a text that says why the divisor is not known.
 
     Args:
         loss: an instance of a class of keras.losses.

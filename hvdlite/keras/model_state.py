@@ -1,7 +1,7 @@
-"""Finds the state of a model: its weights, and the variables of all its optimizers, whichever attributes these are.
+"""Finds the state of a model: its weights, and the variables of its optimizers, in whichever attributes these are.
 
-Random seeds and metrics are no part of the state. Seeds must differ between ranks, so that masks and augmentation do. Metrics
-describe a rank's own part of the data, and start at 0 in each epoch.
+Random seeds and metrics are no part of the state. Seeds must differ between ranks, so that masks and augmentation differ.
+Metrics describe a rank's own part of the data, and start at 0 in each epoch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ __all__ = ["build_optimizer", "build_optimizers_alike", "first_values", "is_buil
 
 
 def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
-    """The variables of a model and of optimizers, each once. Slots that are split over the ranks are left out."""
+    """The variables of a model and of optimizers, each once. Slots that ``shard=True`` splits over the ranks are left out."""
     variables = [*model.weights, *current_backend().other_variables(model)]
     for optimizer in optimizers:
         shards = shards_of(optimizer)
@@ -31,7 +31,7 @@ def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """The optimizers among the attributes of a model and of its layers, by path (`held_by`). That of ``compile()`` is first."""
+    """The optimizers among the attributes of a model and of its layers, by path, in the order of `held_by`."""
     return held_by(model, is_optimizer)
 
 
@@ -41,17 +41,17 @@ def is_built(model: Any) -> bool:
 
 
 def build_optimizer(model: Any, optimizer: Any) -> None:
-    """Makes the optimizer's slots for a built model, if it has none. Legacy optimizers make their slots in their first step."""
+    """Makes an optimizer's slots for a built model, if there are none. Legacy optimizers make slots in their first step."""
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
 
 
 def first_values(optimizer: Any, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The variables of a built optimizer, each with the value that it gets when it is made; empty if these cannot be known.
+    """The variables of a built optimizer, each with the value that a new optimizer gives it; empty if that is not known.
 
     Args:
         optimizer: an optimizer with slots.
-        weights: the weights of the model that it trains. Keras 3 does not need them.
+        weights: the weights of the model that the optimizer trains; not used with Keras 3.
 
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -92,9 +92,9 @@ def build_optimizers_alike(model: Any, optimizers: dict[str, Any]) -> None:
 
 
 def _kind_of(optimizer: Any) -> str:
-    """A text that must be the same on all ranks: the classes, and whether the optimizer is wrapped.
+    """A text that must be the same on all ranks: the optimizer's classes, and whether it is wrapped for process set 0.
 
-    Only optimizers of set 0 count as wrapped, since ranks outside of another process set need not wrap theirs.
+    Wrapping for another set does not count, because ranks outside of that set need not wrap their optimizers.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     name = optimizer.__class__.__name__ + ("" if inner is None else f" around {inner.__class__.__name__}")
@@ -103,9 +103,9 @@ def _kind_of(optimizer: Any) -> str:
 
 
 def _slots_of(optimizer: Any, weights: Sequence[Any]) -> list[int] | None:
-    """The places in `weights` of those for which the optimizer has slots, in the optimizer's order.
+    """The indices in `weights` of the weights for which the optimizer has slots, in the optimizer's order.
 
-    None: it has no slots, or it also has slots for other variables.
+    None: the optimizer has no slots, or it also has slots for variables that are not in `weights`.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if KERAS_3:

@@ -19,8 +19,9 @@ def load_model(
 ) -> Any:
     """Loads a model and wraps its optimizer, as `DistributedOptimizer` does. The optimizer keeps its state.
 
-    The model may have been saved with or without hvdlite. Call this function on all ranks. If only one rank loads a model,
-    its values must be broadcast, for example by `BroadcastGlobalVariablesCallback`.
+    The model may have been saved with or without hvdlite. Call this function on all ranks. A rank may also build the
+    same model and wrap its optimizer; then broadcast the values of a rank that has loaded the file, for example with
+    `BroadcastGlobalVariablesCallback`.
 
     Args:
         filepath: as for ``keras.models.load_model``.
@@ -34,7 +35,7 @@ def load_model(
 
     Raises:
         InvalidArgumentError, NotInitializedError, UnsupportedError: as for `DistributedOptimizer`.
-        Errors of Keras, if it cannot load the file.
+        Errors of Keras, if Keras cannot load the file.
     """
     del legacy_opts
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}

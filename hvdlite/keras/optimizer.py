@@ -1,8 +1,8 @@
 """`DistributedOptimizer`: makes a Keras optimizer train on the gradients of all ranks.
 
 The optimizer stays the same object. Only its class is replaced, by a subclass that reduces the gradients in the method through
-which Keras applies them. So the optimizer keeps its variables and its iterations, and it is saved under its own class. Over 400
-lines, because the wrapper has a method for each way in which Keras calls an optimizer.
+which Keras applies them. So the optimizer keeps its variables and its iterations, and it is saved under its original class.
+Over 400 lines, because the wrapper has a method for each way in which Keras calls an optimizer.
 """
 
 import functools
@@ -29,8 +29,9 @@ from hvdlite.start_check import mode_of
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
 
-# For each process set, by its ranks: the next serial number of an optimizer. All ranks of the set wrap their optimizers in the
-# same order, so that an optimizer has the same number on all of them. Other ranks may not wrap it.
+# For each process set (the key is its ranks): the serial number of the next optimizer. All ranks of the set wrap their
+# optimizers in the same order, so an optimizer has the same number on all of them. Ranks outside of the set need not wrap the
+# optimizer.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 _class_of_object: Any = object.__dict__["__class__"]
 
@@ -58,60 +59,61 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks, in ``fit`` and in your own training steps.
 
-    The wrapped optimizer reduces the gradients that ``apply`` and ``apply_gradients`` get before Keras uses them. So clipping,
-    weight decay, averaging of weights and loss scaling get the gradients of all ranks, with the same bits on every rank.
-    Compile the model with the returned optimizer. Some details:
+    ``apply`` and ``apply_gradients`` of the wrapped optimizer reduce their gradients before Keras uses them. So clipping,
+    weight decay, averaging of weights and loss scaling get the reduced gradients, with the same bits on every rank. Compile the
+    model with the returned optimizer. Some details:
 
-    - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped. Then
-      ``compile()`` does not do so again. An overflow on one rank makes all ranks skip the step.
-    - With ``gradient_accumulation_steps`` gradients are added up on each rank, and reduced once for each accumulated step (with
-      loss scaling, in every pass).
+    - Under the policy ``mixed_float16`` the optimizer is put into Keras's LossScaleOptimizer *before* it is wrapped. So
+      ``compile()`` adds no second one. An overflow on one rank makes all ranks skip the step.
+    - With ``gradient_accumulation_steps`` each rank adds up the gradients of several backward passes, and the ranks reduce the
+      sums once for each update (with loss scaling they reduce the gradients of every pass).
     - The optimizer is saved as a plain optimizer of Keras. It can be loaded without hvdlite, and wrapped again to continue.
 
     Applying gradients is collective over `process_set`. The ranks must have variables with the same shapes and dtypes in the
-    same order (they are compared before the first reduction), and must take the same number of steps. Optimizers are wrapped in
-    the same order on all ranks.
+    same order (they are compared before the first reduction), and must take the same number of steps. All ranks must wrap
+    their optimizers in the same order.
 
     Args:
         optimizer: an optimizer of Keras. It is changed in place. Wrapping it again replaces the first wrapping.
-        name: a name of the optimizer, the same on all ranks. Error texts and the names of its operations contain it.
+        name: a name of the optimizer, the same on all ranks. Error texts and names of operations contain it.
         device_dense: accepted for compatibility with Horovod; not used.
         device_sparse: accepted for compatibility with Horovod; not used.
         compression: `Compression.none`, `fp16`, `bf16`, or a class with their methods; a codec such as ``Compression.int8()``;
-            or `Compression.auto`, which chooses one by a measurement.
+            or `Compression.auto`, which chooses a compression by a measurement.
         sparse_as_dense: make sparse gradients dense, instead of gathering their rows.
         gradient_predivide_factor: with Average, a factor that divides the gradients before the sum and multiplies the result.
         op: `Average` or `Sum`.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of variables whose gradients are reduced together, or a number of groups. None: the backend chooses.
-        backward_passes_per_step: number of steps whose gradients are added up on each rank before they are reduced and applied.
-            With Keras 3 it is stored as the optimizer's own ``gradient_accumulation_steps``. With Keras 2 the accumulated
-            gradients are not saved with the optimizer.
+        backward_passes_per_step: number of backward passes whose gradients are added up on each rank before they are reduced
+            and applied. With Keras 3 this number is stored as the optimizer's own ``gradient_accumulation_steps``. With Keras 2
+            the accumulated gradients are not saved with the optimizer.
         average_aggregated_gradients: divide the accumulated gradients by `backward_passes_per_step`.
-        process_set: the ranks that train together. On a rank outside of it nothing is reduced.
+        process_set: the ranks that train together. On a rank outside of the set nothing is reduced.
         scale_local_gradients: divide gradients that `register_local_var` keeps on this rank by the number of ranks.
-        auto_scale_loss: put the optimizer into a LossScaleOptimizer under ``mixed_float16``, see above. It has the meaning of
-            ``compile(auto_scale_loss=...)``.
-        start_check: the reaction if the ranks' variables, or their optimizers' variables, differ after the first batch of
-            ``fit`` (or before the second update in your own loop; docs/sharp_edges.md), and with `shard` before the first.
+        auto_scale_loss: under the policy ``mixed_float16`` put the optimizer into a LossScaleOptimizer, as ``compile()`` does
+            if its argument of this name is True.
+        start_check: the reaction if the variables of the ranks' models or optimizers differ. The ranks compare them after the
+            first batch of ``fit``, or before the second update in your own loop (docs/sharp_edges.md); with `shard` they also
+            compare before the first update.
             "error": a MismatchError is raised. "warn": a warning is logged. "broadcast": a warning is logged, and all ranks get
-            the values of the first rank. "off": they are not compared. None: the knob HVDLITE_START_CHECK decides.
-        shard: each variable is updated by one rank of the set, and only this rank keeps its slots (Keras 3 only;
-            docs/sharding.md). Weights have the same bits as without `shard`. All ranks must take part when the model is saved;
-            it is saved as a plain model.
-        weighted: the weight of a rank's gradients is the divisor of its loss (Keras 3 only): the number of elements in its
-            batch that no mask leaves out, or with reduction="mean_with_sample_weight" the sum of the sample weights. Then
+            the values of the first rank. "off": nothing is compared. None: the knob HVDLITE_START_CHECK decides.
+        shard: each variable is updated by one rank of the set, and only this rank keeps the optimizer's slots for it, such as
+            momentum (Keras 3 only; docs/sharding.md). Weights have the same bits as without `shard`. All ranks must take part
+            when the model is saved; the model is saved as a plain model.
+        weighted: the weight of a rank's gradients is the divisor of the rank's loss (Keras 3 only): the number of elements in
+            its batch that no mask leaves out, or with reduction="mean_with_sample_weight" the sum of the sample weights. Then
             ``fit`` on batches of different sizes has the result of one process with the whole batch. The loss must be one of
-            ``keras.losses`` (or one that ``compile`` makes from a name or function) with a value for each sample. If a step has
-            several losses, the last one counts. In your own loop set ``optimizer.weight`` instead.
+            ``keras.losses`` (or one that ``compile`` makes from a name or function) with a value for each sample. If a step
+            computes several losses, the divisor of the last one counts. In your own loop set ``optimizer.weight`` instead.
 
     Returns:
-        The same optimizer with a method ``register_local_var(variable)`` and an attribute ``weight``, or the LossScaleOptimizer
-        around it.
+        The wrapped optimizer: `optimizer`, or the LossScaleOptimizer into which it was put. It has a method
+        ``register_local_var(variable)`` and an attribute ``weight``.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
-        UnsupportedError: Keras or its framework distributes the training by itself, or does not support an argument.
+        UnsupportedError: Keras or its framework distributes the training by itself, or cannot do what an argument asks for.
         NotInitializedError: `init` has not been called.
 
     Applying gradients can raise MismatchError (the ranks' variables or settings differ) and HorovodInternalError (a rank
@@ -184,7 +186,8 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set: as for `DistributedOptimizer`.
         local_layers: a layer, or a list of layers; they need not be built yet. Also pass their weights to
             `BroadcastGlobalVariablesCallback` as `local_variables`.
-        scale_local_gradients: divide these gradients by the number of ranks, as if the other ranks had gradients of zero.
+        scale_local_gradients: divide the gradients of the local layers by the number of ranks, as if the other ranks had
+            gradients of zero.
         auto_scale_loss: as for `DistributedOptimizer`.
         start_check: as for `DistributedOptimizer`.
 
@@ -201,7 +204,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _wrap(optimizer: Any, settings: Settings) -> None:
-    """Wraps an optimizer. What can be refused is refused before the optimizer changes."""
+    """Wraps an optimizer. Arguments that are refused are refused before the optimizer changes."""
     RUNTIME.require_topology()
     process_set, passes = settings.reduction.process_set, settings.passes
     check_process_set(process_set)
@@ -233,7 +236,7 @@ def _wrap(optimizer: Any, settings: Settings) -> None:
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether this optimizer is wrapped: it reduces its gradients."""
+    """Whether this optimizer is wrapped, so that it reduces its gradients."""
     return isinstance(optimizer, _Distributed)
 
 
@@ -253,7 +256,7 @@ def _swap_class(optimizer: Any, mixins: Sequence[type[Any]], members: dict[str, 
 
 
 class _Distributed(Mixin):
-    """The mixin for optimizers of any Keras. `_swap_class` sets its two attributes in the class that it makes."""
+    """The mixin for optimizers of any Keras. `_swap_class` sets both attributes in the subclass that it makes."""
 
     _hvdlite: Reducer
     _hvdlite_base: type[Any]
@@ -264,7 +267,7 @@ class _Distributed(Mixin):
         self._hvdlite.wrap_alike(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles and copies the optimizer as a plain optimizer of its own class."""
+        """Pickles and copies the optimizer as a plain optimizer of its original class."""
         reduced: Any = super().__reduce_ex__(protocol)
         function, args, *rest = reduced
         if getattr(function, "__self__", None) is type(self):  # a class method of Keras, bound to this class
@@ -281,12 +284,14 @@ class _Distributed(Mixin):
 
         It is a number of 0 or more, or a scalar tensor of Keras's backend, for example the number of samples in this rank's
         batch. Set it before the gradients are applied; in a compiled training step set it within that step. It is kept until it
-        is set again. The reduced gradients are ``sum(weight * gradient) / sum(weight)`` over the ranks. So they equal those of
-        one process with the whole batch. Either all ranks have a weight, or none. A rank of weight 0 contributes nothing, even
-        if its gradients are infinite or NaN. If the gradients of several passes are added up before they are reduced, so are
-        their weights (not on JAX).
+        is set again. The reduced gradients are ``sum(weight * gradient) / sum(weight)`` over the ranks. So with numbers of
+        samples as weights they equal the gradients of one process with the whole batch. Either all ranks have a weight, or
+        none. A rank of weight 0 contributes nothing, even if its gradients are infinite or NaN. If the gradients of several
+        backward passes are added up before they are reduced, the weights of these passes are added up, too (on JAX
+        UnsupportedError is raised).
 
-        Setting it raises InvalidArgumentError for another value, for an op other than Average, and with ``weighted=True``.
+        Setting the weight raises InvalidArgumentError for another value, for an op other than Average, or with
+        ``weighted=True``.
         """
         return self._hvdlite.weight
 
@@ -294,8 +299,8 @@ class _Distributed(Mixin):
         if name == "weight":  # otherwise Keras and TensorFlow would track the value
             self._hvdlite.weigh(value)
             return
-        # A loss scaler of Keras sets these attributes of its inner optimizer first. (An optimizer's own __init__ may set
-        # loss_scale_factor, too, but the attribute does not exist before that.)
+        # When a loss scaler of Keras is made, it first sets one of these two attributes of its inner optimizer. (An optimizer's
+        # own __init__ may set loss_scale_factor, too, but then the optimizer does not have this attribute yet.)
         scaled = name == "loss_scale_factor" and value is None and hasattr(self, name)
         if scaled or (name == "_is_wrapped_by_loss_scale_optimizer" and value):
             raise UnsupportedError(
@@ -332,11 +337,11 @@ class _Keras3(_Distributed):
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)
 
     def _accumulation_steps(self) -> int:
-        """The number of passes whose gradients this optimizer adds up before it applies them; 0: it adds up none."""
+        """The number of backward passes whose gradients this optimizer adds up before it applies them; 0: no accumulation."""
         return getattr(self, "gradient_accumulation_steps", None) or 0
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
-        """Keeps the variables for `_clip_gradients`. Keras calls it with the gradients of one pass."""
+        """Keeps the variables for `_clip_gradients`. Keras calls this method with the gradients of one pass."""
         self._hvdlite.accumulated = trainable_variables
         return super()._backend_apply_gradients(grads, trainable_variables)
 
@@ -349,7 +354,7 @@ class _Keras3(_Distributed):
         self._hvdlite.reset_weights()
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Reduces accumulated gradients. Keras calls it when a step is complete, and on JAX in every pass."""
+        """Reduces accumulated gradients. Keras calls this method in the last pass of a step, and on JAX in every pass."""
         reducer, steps = self._hvdlite, self._accumulation_steps()
         if steps and keras.backend.backend() == "jax":
             complete = (self._iterations + 1) % steps == 0
@@ -364,14 +369,14 @@ class _Keras2(_Distributed):
 
     @property
     def _agg_helper(self) -> Any:
-        """The object that adds up gradients, under Horovod's name for it: programs read its ``counter``."""
+        """The object that adds up gradients. It has the name that Horovod gives it, because programs read its ``counter``."""
         return self._hvdlite.aggregation
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduces the gradients and applies them.
 
-        It does not reduce gradients that `_compute_gradients` has reduced, or of which the caller says that they are reduced.
-        ``iterations`` counts all passes, as in Horovod, even those after which nothing is applied.
+        Gradients are not reduced if `_compute_gradients` has reduced them, or if the caller says that they are reduced.
+        ``iterations`` counts all passes, as in Horovod, even passes after which nothing is applied.
         """
         pairs = list(grads_and_vars)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
@@ -392,7 +397,7 @@ class _Keras2(_Distributed):
         )
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[tuple[Any, Any]]:
-        """The reduced gradients with their variables. It is not public, but programs and Keras's older optimizers call it."""
+        """The reduced gradients with their variables. Programs and Keras's older optimizers call this private method."""
         base: Any = super()
         if hasattr(base, "_compute_gradients"):
             pairs = base._compute_gradients(loss, var_list, grad_loss, tape)

@@ -23,7 +23,7 @@ from hvdlite.runtime import RUNTIME
 
 __all__ = ["Groups", "Reducer", "Settings"]
 
-# For each process set, by its ranks: the next number of a comparison. All ranks of the set compare in the same order.
+# For each process set (the key is its ranks): the number of the next comparison. All ranks of the set compare in one order.
 _meetings: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 # The user's groups: a number of groups of about equal length, or lists of variables.
@@ -38,13 +38,13 @@ class Settings:
         name: the user's name of the optimizer; the same on all ranks.
         reduction: how the gradients are reduced.
         groups: the gradients that are agreed on and sent together.
-        passes: number of passes whose gradients are added up before they are reduced.
+        passes: number of backward passes whose gradients are added up before they are reduced.
         averages_passes: True: the sums are divided by the number of passes.
         scale_local: True: gradients that are not reduced are divided by the number of ranks.
         start_check: the reaction if the ranks train different models: a mode of `hvdlite.start_check`.
         shard: True: each variable is updated by one rank only.
         weighted: True: the weight of a rank's gradients is the divisor of its loss.
-        serial: number of optimizers that this process had wrapped for the process set before; the same on all ranks.
+        serial: number of optimizers that this process wrapped for the process set before this one; the same on all ranks.
 
     """
 
@@ -61,12 +61,12 @@ class Settings:
 
     @property
     def factor(self) -> float:
-        """A factor for all gradients, reduced or not. Keras 3 divides the sums of gradients by the number of passes."""
+        """A factor for all gradients, reduced or not. Without `averages_passes` it undoes Keras 3's division by `passes`."""
         return float(self.passes) if KERAS_3 and not self.averages_passes else 1.0
 
     @property
     def prefix(self) -> str:
-        """The unique name of the optimizer, the same on all ranks."""
+        """The name of the optimizer, unique in the process set and the same on all ranks."""
         return f"keras_{self.name}{self.serial}"
 
     def describe(self) -> list[tuple[str, Any]]:
@@ -91,18 +91,18 @@ class Settings:
 class Reducer:
     """Reduces the gradients of one wrapped optimizer, and keeps the state that wrapping adds to it.
 
-    Gradients are matched between ranks by name. All ranks use the names that the variables have on the first rank, because
-    Keras numbers the layers of each process, and the numbers may differ. Variables are matched by their order, and compared
-    before their first reduction.
+    The engine matches gradients of different ranks by name. All ranks use the names that the variables have on the first rank,
+    because Keras numbers the layers of each process, and the numbers may differ. So before the first reduction the ranks pair
+    their variables by order, compare shapes and dtypes, and agree on the names.
 
     Attributes:
         settings: how the gradients are treated.
-        known: the variables whose gradients have been reduced; they have been compared between the ranks.
-        accumulated: the variables of the next accumulated gradients (Keras 3).
-        computed: the gradients that were computed last, and are reduced already (Keras 2).
-        aggregation: adds up the gradients of several steps (Keras 2); None: each step is reduced.
+        known: the variables whose gradients are reduced, in the order in which the ranks have compared the variables.
+        accumulated: the variables of the accumulated gradients that are reduced next (Keras 3).
+        computed: the reduced gradients that `_compute_gradients` returned last, until they are applied (Keras 2).
+        aggregation: adds up the gradients of several backward passes (Keras 2); None: the gradients of each pass are reduced.
         wrap_alike: a function that wraps another optimizer with the same arguments.
-        check: compares the ranks' models; None: this rank is the only one of the process set, or not in it.
+        check: compares the ranks' models; None: this rank is the only one of the process set, or not in the set.
         shards: knows which rank updates which variables; None: every rank updates all variables.
         weight: the weight of this rank's gradients that the user has set; None: all ranks have the same weight.
 
@@ -146,7 +146,7 @@ class Reducer:
         self._local_layers += layers
 
     def take_computed(self, gradients: Sequence[Any]) -> bool:
-        """Whether these are the gradients that were computed last. A second call with the same gradients returns False."""
+        """Whether `_compute_gradients` returned these gradients last. A second call with the same gradients returns False."""
         computed, self.computed = self.computed, ()
         return len(computed) > 0 and len(computed) == len(gradients) and all(map(operator.is_, computed, gradients))
 
@@ -154,7 +154,7 @@ class Reducer:
         """Sets the weight of this rank's gradients; None: all ranks have the same weight.
 
         Raises:
-            InvalidArgumentError: `weight` is no weight, the op is not Average, or the loss gives the weight.
+            InvalidArgumentError: `weight` is no weight, the op is not Average, or with ``weighted=True`` the loss gives it.
 
         """
         if self.settings.weighted:
@@ -162,10 +162,10 @@ class Reducer:
         self.weight = None if weight is None else self._backend.as_weight(weight, self.settings.reduction.op)
 
     def weight_of_pass(self) -> Any:
-        """The weight of this rank's gradients of one pass; None: all ranks have the same weight. Call it once for each pass.
+        """The weight of this rank's gradients of one pass; None: all ranks have the same weight. Call it once in each pass.
 
         Raises:
-            InvalidArgumentError: the loss must give the weight, and its divisor is not known.
+            InvalidArgumentError: ``weighted=True`` takes the weight from the loss, and the loss's divisor is not known.
 
         """
         if not self.settings.weighted or not self._active:
@@ -174,10 +174,10 @@ class Reducer:
         return self._backend.as_weight(divisor, self.settings.reduction.op)
 
     def begin_pass(self) -> None:
-        """Begins a pass whose gradients are added up before they are reduced: takes its weight.
+        """Begins a pass whose gradients are added up before they are reduced: takes the weight of the pass.
 
         Raises:
-            InvalidArgumentError: as for `weight_of_pass`; or an earlier pass had a weight, and this one has none.
+            InvalidArgumentError: as for `weight_of_pass`; or an earlier pass had a weight, and this pass has none.
             UnsupportedError: the backend cannot add up weights.
 
         """
@@ -192,20 +192,21 @@ class Reducer:
         if self._weight_total is None:
             self._weight_total = self._backend.new_weight_total()
 
-    # Keras adds a pass's gradients to its sums, or reduces the sums with them, and then resets the sums. The sum of the weights
-    # follows its sums step by step, so both stay as they are if a reduction fails.
+    # In each pass but the last of a step, Keras adds the gradients to its sums. In the last pass Keras adds its sums to the
+    # gradients, has the result reduced, and then resets the sums. The sum of the weights changes together with Keras's sums. So
+    # the sum of the weights and Keras's sums stay as they are if a reduction fails.
 
     def add_weight(self) -> None:
-        """Adds the weight of this pass to the sum, as Keras adds its gradients to theirs."""
+        """Adds the weight of this pass to the sum of the weights, when Keras adds the gradients of this pass to its sums."""
         if self._weight_total is not None:
             self._weight_total.assign_add(self._weight_of_pass)
 
     def added_weight(self) -> Any:
-        """The sum of the weights of the earlier passes and of this one; None: no pass has had a weight."""
+        """The sum of the weights of this pass and of the earlier passes of this step; None: no pass has had a weight."""
         return None if self._weight_total is None else self._weight_total.read_value() + self._weight_of_pass
 
     def reset_weights(self) -> None:
-        """Resets the sum, as Keras resets the sums of gradients after a step."""
+        """Resets the sum of the weights, when Keras resets its sums of gradients after a step."""
         if self._weight_total is not None:
             self._weight_total.assign(0.0)
 
@@ -215,14 +216,14 @@ class Reducer:
         Args:
             gradients: one tensor for each variable, eager or traced; None: the loss does not depend on the variable.
             variables: the variables of the gradients.
-            weight: the weight of this rank's gradients, from one of the methods above.
+            weight: the weight of this rank's gradients, from `weight_of_pass` or `added_weight`.
 
         Returns:
-            The gradients that the optimizer applies, in order, with their shapes and dtypes.
+            The gradients that the optimizer applies, in order, with the shapes and dtypes of `gradients`.
 
         Raises:
             MismatchError: the ranks' variables or settings differ.
-            UnsupportedError: the backend cannot reduce one of the gradients, or a weight comes with scaled local gradients.
+            UnsupportedError: the backend cannot reduce one of the gradients, or there are a weight and scaled local gradients.
             HorovodInternalError: a rank failed.
 
         """
@@ -286,7 +287,7 @@ class Reducer:
         return [members for members in found if members]
 
     def _meet(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Compares variables that the optimizer has not seen before between the ranks, and names their gradients."""
+        """Compares between the ranks the variables that are not in `known`, and names their gradients."""
         unknown = [place for place, variable in enumerate(variables) if id(variable) not in self._names]
         if not unknown:
             return
@@ -302,7 +303,7 @@ class Reducer:
             self.known.append(variable)
 
     def agree(self, facts: Sequence[tuple[str, str]] = ()) -> list[str]:
-        """Compares the settings, and these facts, between the ranks. Returns the labels of the facts on the first rank.
+        """Compares the settings and `facts` between the ranks. Returns the labels that the facts have on the first rank.
 
         Raises:
             MismatchError: the ranks differ.
@@ -310,7 +311,8 @@ class Reducer:
         """
         process_set = self.settings.reduction.process_set
         common = self.settings.describe() + (self.shards.describe() if self.shards is not None else [])
-        # Numbered by first use: if ranks use different optimizers first, they compare these, and the error names them.
+        # Comparisons of all optimizers are counted together. So if the ranks first use different optimizers, they compare these
+        # different optimizers with each other, and the error names them.
         exchange = f"keras_optimizers.first_step{next(_meetings[tuple(process_set.ranks or ())])}"
         labels, differing = [label for label, _ in (*common, *facts)], ""
         if not RUNTIME.joins:

@@ -1,13 +1,15 @@
 """Sharded optimizer state with Keras 3: each variable is updated by one rank, its owner, and only the owner keeps its slots.
 
-All ranks have whole variables and whole, averaged gradients. In a step each rank updates the variables that it owns. Then the
-owners broadcast their variables. So weights have the same bits as without sharding. (The torch door splits
-variables into slices. Graphs and programs of XLA know only one shape of a variable, so slices would need copies here.) An empty
-variable stands in for a slot that another rank keeps. Averages of weights (``use_ema``) and sums of gradients
+A slot is a variable of the optimizer that belongs to one variable of the model, such as its momentum.
+
+All ranks have whole variables and whole, averaged gradients. In a training step each rank updates the variables that it owns.
+Then the owners broadcast their variables. So weights have the same bits as without sharding. (The torch door splits variables
+into slices. Graphs and programs of XLA know only one shape of a variable, so slices would need copies here.) An empty variable
+stands in for a slot that another rank keeps. Averages of weights (``use_ema``) and sums of gradients
 (``gradient_accumulation_steps``) stay whole on every rank. This partition of the state is stage 1 of ZeRO (Rajbhandari et al.,
 ZeRO: Memory optimizations toward training trillion parameter models, SC 2020).
 
-The classes below are mixed into an optimizer's own class, like those of `hvdlite.keras.optimizer`.
+`KerasShardedState` and `ShardedSteps` are mixed into an optimizer's own class, like the mixins of `hvdlite.keras.optimizer`.
 """
 
 import math
@@ -62,7 +64,8 @@ def check_shard(shard: Any, optimizer: Any) -> None:
 def shards_of(optimizer: Any) -> "Shards | None":
     """The `Shards` of this optimizer, or of the optimizer inside this loss scaler; None: the state is whole."""
     found: Shards | None = getattr(type(optimizer), "_hvdlite_shards", None)
-    # An optimizer that was made from the configuration of a wrapped one has its class, until it is wrapped itself.
+    # An optimizer that is made from the configuration of a wrapped one has the class of the wrapped one, with its Shards, until
+    # the new optimizer is wrapped itself.
     return found if found is not None and found.optimizer is getattr(optimizer, "inner_optimizer", optimizer) else None
 
 
@@ -81,8 +84,8 @@ class _Slot:
     """A slot: a variable of the optimizer that belongs to one variable of the model.
 
     Attributes:
-        owner: index in the process set of the rank that keeps it.
-        shape: its shape on the owner.
+        owner: index in the process set of the rank that keeps the slot.
+        shape: the slot's shape on the owner.
     """
 
     owner: int
@@ -94,10 +97,10 @@ class _Elsewhere(_Variable):
 
     @property
     def path(self) -> str:
-        """Refuses to be saved in the older format of files, and to be broadcast.
+        """Raises an error, so that the variable cannot be saved in the older format of files, nor be broadcast.
 
-        Keras reads the path when it writes such a file, and does not call the optimizer's `save_own_variables` then. A
-        broadcast reads it for its comparison.
+        When Keras writes a file in that format, it reads the path, and does not call the optimizer's `save_own_variables`. A
+        broadcast reads the path when the ranks compare their variables.
 
         Raises:
             UnsupportedError: always.
@@ -113,7 +116,7 @@ class _Elsewhere(_Variable):
 
 
 class Shards:
-    """The owners of one optimizer's variables. The owner of a variable updates it and keeps its slots.
+    """The owners of one optimizer's variables. The owner of a variable updates the variable and keeps its slots.
 
     Args:
         optimizer: an optimizer of Keras 3 that is no loss scaler.
@@ -143,13 +146,13 @@ class Shards:
         return [("iterations of the state when it was sharded (load it on all ranks)", self._begun)]
 
     def split(self) -> None:
-        """Replaces the slots of other ranks' variables by empty ones. Before the optimizer is built it does nothing.
+        """Replaces the slots of other ranks' variables by empty variables. Does nothing before the optimizer is built.
 
         Slots of one element are not replaced, because that would save nothing.
 
         Raises:
-            UnsupportedError: the optimizer has a variable that is no scalar, and it is not known to which variable of the model
-                it belongs.
+            UnsupportedError: the optimizer has a variable that is no scalar, and hvdlite does not know to which variable of the
+                model it belongs.
 
         """
         optimizer = self.optimizer
@@ -192,7 +195,7 @@ class Shards:
         return self._owners[number]
 
     def is_slot(self, variable: Any) -> bool:
-        """Whether this variable of the optimizer is a slot. Only its owner has its value."""
+        """Whether this variable of the optimizer is a slot. Only the owner has the value of a slot."""
         return id(variable) in self._slots
 
     def share(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
@@ -200,7 +203,7 @@ class Shards:
 
         Args:
             variables: the variables of the model that have been updated; the same on all ranks.
-            gradients: the gradients by which they were updated.
+            gradients: the gradients by which these variables were updated.
         """
         numbers = [self.optimizer._get_variable_index(variable) for variable in variables]
         places = [self._owners[number] for number in numbers]
@@ -233,7 +236,7 @@ class Shards:
 
         Raises:
             InvalidArgumentError: a value has not the shape of its variable, or there are more or fewer values than variables.
-            MismatchError: the ranks load different states. As after the other error, no rank has changed its variables.
+            MismatchError: the ranks load different states. After either error no rank has changed its variables.
 
         """
         problem = self.agree(variables, values)
@@ -248,7 +251,7 @@ class Shards:
         """Compares the states that the ranks are about to load. Collective over the process set.
 
         Returns:
-            What is wrong with the state of every rank, in words; "" if all ranks can load it.
+            What is wrong with the state, which is the same on all ranks, in words; "" if all ranks can load it.
 
         Raises:
             MismatchError: the ranks load different states.
@@ -279,7 +282,7 @@ class KerasShardedState(Mixin):
     _hvdlite_shards: Shards
 
     def save_own_variables(self, store: Any) -> None:
-        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all its ranks.
+        """Gathers the state and stores it. Collective over the process set, so the model must be saved on all ranks of the set.
 
         Stores nothing if the state is left out (`Shards.left_out`).
         """
@@ -291,7 +294,7 @@ class KerasShardedState(Mixin):
     def load_own_variables(self, store: Any) -> None:
         """Loads a state that was saved by any number of ranks. Collective over the process set.
 
-        If the state has another number of variables on all ranks, Keras warns, and nothing is loaded.
+        If the state of all ranks has another number of variables than the optimizer, Keras warns, and nothing is loaded.
 
         Raises:
             InvalidArgumentError, MismatchError: as for `Shards.load`.
@@ -321,7 +324,7 @@ class KerasShardedState(Mixin):
         )
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
-        """Refuses to be saved in a checkpoint of TensorFlow, which would contain only this rank's part.
+        """Refuses to be saved in a checkpoint of TensorFlow, because the checkpoint would contain only this rank's part.
 
         Raises:
             UnsupportedError: `save_type` is ``"checkpoint"``.
@@ -336,10 +339,10 @@ class KerasShardedState(Mixin):
 
 
 class ShardedSteps(KerasShardedState):
-    """Makes the steps of an optimizer with sharded state, which may be inside a loss scaler."""
+    """Makes the training steps of an optimizer with sharded state. The optimizer may be inside a loss scaler."""
 
     def build(self, variables: Any) -> Any:
-        """Makes the slots, and keeps those that this rank owns."""
+        """Makes all slots, and then keeps only the slots that this rank owns."""
         super().build(variables)
         self._hvdlite_shards.split()
 
@@ -347,7 +350,7 @@ class ShardedSteps(KerasShardedState):
         return super()._apply_weight_decay([each for each in variables if self._hvdlite_shards.is_mine(each)])
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> Any:
-        """Updates the variables that this rank owns, and receives the others from their owners."""
+        """Updates the variables that this rank owns. Then each owner broadcasts its variables to the other ranks."""
         shards = self._hvdlite_shards
         pairs = zip(grads, trainable_variables, strict=True)
         mine = [(gradient, variable) for gradient, variable in pairs if shards.is_mine(variable)]
@@ -357,7 +360,7 @@ class ShardedSteps(KerasShardedState):
 
 
 def _is_of_slots(name: str, held: Any, variables: Sequence[Any]) -> bool:
-    """Whether this attribute is a list with a slot, or None, for each variable of the model."""
+    """Whether this attribute of the optimizer is a list that has, for each variable of the model, a slot or None."""
     if name in _WHOLE or not isinstance(held, list) or len(held) != len(variables):
         return False
     others = {id(variable) for variable in variables}

@@ -1,11 +1,12 @@
 """Compares the ranks' models in the first steps of training with Keras (`hvdlite.start_check`).
 
-In ``fit`` the ranks compare after a batch, when all callbacks have run. There are three reasons: a step may be a program that
-XLA has compiled, a callback may broadcast after the first batch, and on JAX variables have their current values only between
-two batches. If a program calls ``train_on_batch``, the ranks compare before the second call. If it applies gradients eagerly in
-its own loop, they compare before the second update. For traced loops the backend compares (`KerasBackend.compare_when_run`).
+In ``fit`` the ranks compare after a batch, when all callbacks have run, and not within the training step. There are three
+reasons: a step may be a program that XLA has compiled, a callback may broadcast after the first batch, and on JAX variables
+have their current values only between two batches. If a program calls ``train_on_batch``, the ranks compare before the second
+call. If a program applies gradients eagerly in its own loop, the ranks compare before the second update. In traced loops the
+backend compares (`KerasBackend.compare_when_run`).
 
-With ``shard=True`` the first step gives all ranks a mix of their variables. So there the ranks also compare before it.
+With ``shard=True`` all ranks have a mix of the ranks' variables after the first step. So the ranks also compare before it.
 """
 
 import functools
@@ -46,7 +47,7 @@ class _TrainedByKeras:
         ranks = counter_of_ranks(process_set)
         size, rank = f"{ranks}.size()", f"{ranks}.rank()"
         self.data_remedy = f"Give each rank a part of it: dataset.shard({size}, {rank}), or x[{rank}::{size}] for arrays"
-        # The callback broadcasts to all ranks of the job.
+        # The callback broadcasts to all ranks of the job, so it is no remedy for another process set.
         callback = "give fit() the callback hvd.callbacks.BroadcastGlobalVariablesCallback(0), or "
         when = "before" if settings.shard else "after"
         self.remedy = (
@@ -59,7 +60,7 @@ class _TrainedByKeras:
         return _leaves_of(self.variables)
 
     def state(self) -> Iterable[Leaf]:
-        """See `Trained.state`. It is empty if this rank trains some variables alone."""
+        """See `Trained.state`. It is empty if the optimizer's variables differ between ranks by design (`Reducer.differs`)."""
         return _leaves_of(self._own_variables())
 
     def broadcast(self, root_rank: int) -> None:
@@ -74,11 +75,11 @@ class _TrainedByKeras:
 
 
 class KerasCheck:
-    """Compares the ranks for one wrapped optimizer, in rounds.
+    """Compares the ranks' models for one wrapped optimizer, in rounds: a round is one call of `StartCheck.round`.
 
     Attributes:
         after_batches: True: Keras makes the steps (``fit``, ``train_on_batch``), so rounds come after batches.
-        results: the results of the last ``train_on_batch``, by index; None: it has not been called.
+        results: the results of the last ``train_on_batch``, by index; None: there was no call yet.
     """
 
     def __init__(self, reducer: "Reducer", optimizer: Any) -> None:
@@ -102,7 +103,7 @@ class KerasCheck:
             _pending.add(self)
 
     def after_batch(self, logs: dict[Any, Any] | None) -> None:
-        """Makes a round after a batch of Keras. The results of the batch (loss, metrics) are compared instead of gradients."""
+        """Makes a round after a batch of Keras. It compares the results of the batch (loss, metrics) instead of gradients."""
         if not self._reducer.known:
             return
         if self._check.watching and logs:
@@ -111,7 +112,7 @@ class KerasCheck:
         self._round()
 
     def before_update(self, gradients: Iterable[Any]) -> None:
-        """Makes a round before an update that the program makes eagerly in its own loop, except before the first."""
+        """Makes a round before each update that the program makes eagerly in its own loop, but not before the first update."""
         self._updates += 1
         self._compare_before(self._reducer.known)
         if self.after_batches or self._updates == 1 or not self._check.pending:
@@ -122,7 +123,7 @@ class KerasCheck:
         self._round()
 
     def before_batch(self, model: Any) -> None:
-        """Before the first batch of Keras: with ``shard=True`` compares variables, if they exist by then on all ranks."""
+        """With ``shard=True`` compares variables before the first batch of Keras, if they exist on all ranks by then."""
         self.after_batches = True
         if self._before is None or self._batches or not self._before[1].pending:
             return
@@ -133,7 +134,7 @@ class KerasCheck:
         self._compare_before(built or (model.trainable_variables if optimizer is model.optimizer else ()))
 
     def before_single_batch(self, model: Any) -> None:
-        """Makes a round before a call of ``train_on_batch``, except before the first."""
+        """Makes a round before a call of ``train_on_batch``, but not before the first call."""
         self.before_batch(model)
         if self.results is not None:
             self.after_batch(self.results)
@@ -154,12 +155,12 @@ class KerasCheck:
                 _pending.discard(self)
 
 
-# The checks that still have rounds to make.
+# The checks of all wrapped optimizers that still have rounds to make.
 _pending: "weakref.WeakSet[KerasCheck]" = weakref.WeakSet()
 
 
 def follow_batches() -> None:
-    """Makes Keras call the pending checks of a model's optimizers with each batch, from now on. Further calls do nothing."""
+    """From now on Keras calls, at each batch, the pending checks of the model's optimizers. Further calls do nothing."""
     if hasattr(keras.Model.train_on_batch, "_hvdlite"):
         return
     kind = keras.callbacks.CallbackList

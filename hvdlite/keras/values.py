@@ -1,7 +1,7 @@
 """Collectives on single values, with the signatures of ``horovod.keras``; the values are tensors of Keras's backend.
 
 In a compiled program of JAX only `allreduce` and `broadcast` work, and they need a name. In a program for XLA on TensorFlow
-only `allreduce` works. The others raise UnsupportedError there.
+only `allreduce` works. All other functions raise UnsupportedError in such programs.
 """
 
 from typing import Any
@@ -27,10 +27,10 @@ def allreduce(
 
     Args:
         value: a tensor or variable of Keras's backend, or a value that it can convert (number, array, list). It has any shape.
-        name: as for `hvdlite.allreduce`, as are the arguments below.
+        name: as for `hvdlite.allreduce`.
         average: Horovod's older argument for `op`; deprecated.
-        prescale_factor: each rank's value is multiplied by it before the reduction.
-        postscale_factor: the result is multiplied by it.
+        prescale_factor: a factor for each rank's value, before the reduction.
+        postscale_factor: a factor for the result.
         op: `Average` (the default), `Sum`, `Min`, ...
         compression: compresses the value before it is sent; the result is decompressed.
 
@@ -40,7 +40,7 @@ def allreduce(
     Raises:
         InvalidArgumentError, UnsupportedError, MismatchError, HorovodInternalError: as for `hvdlite.allreduce`. If the
             operation fails when it runs, TensorFlow raises a subclass of ``tf.errors.OpError`` instead, and a compiled program
-            of JAX ``JaxRuntimeError``.
+            of JAX raises ``JaxRuntimeError``.
     """
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return _run("allreduce", value, name, op=resolve_op(op, average), compression=compression, **factors)

@@ -81,10 +81,10 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a torch module that Keras does not know, with the attributes that a variable of Keras has.
+    """A tensor of a torch module that is no variable of Keras, with the attributes that a variable of Keras has.
 
     Attributes:
-        name: its name in the model.
+        name: the tensor's name in the model.
         tensor: the tensor; `assign` overwrites its values in place.
 
     """
@@ -113,8 +113,8 @@ def identity_of(variable: Any) -> int:
 
 
 def is_among(variable: Any, ids: Set[int]) -> bool:
-    """Whether a set of ids has that of the variable, or of the framework's variable inside a variable of Keras 3."""
-    # Not `value`, which on JAX makes a new value in a step that has taken the variable's.
+    """Whether `ids` contains the id of the variable, or of the framework's variable inside a variable of Keras 3."""
+    # Not `value`: while a training step on JAX has taken the variable's value, `value` makes a new one.
     return id(variable) in ids or id(getattr(variable, "_value", variable)) in ids
 
 
@@ -137,5 +137,5 @@ def dtype_of(variable: Any) -> str:
 
 
 def facts_of(variables: Iterable[Any]) -> list[tuple[str, str]]:
-    """For each variable (name, text): the text has the dtype and the shape, which must be the same on all ranks."""
+    """For each variable a pair (name, text). The text has the dtype and the shape, which must be the same on all ranks."""
     return [(name_of(variable), f"{dtype_of(variable)} {list(variable.shape)}") for variable in variables]

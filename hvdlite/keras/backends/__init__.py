@@ -1,4 +1,4 @@
-"""The interface of `hvdlite.keras` to a Keras backend, and the backend on which this process runs.
+"""The interface of `hvdlite.keras` to a backend of Keras (the framework on which Keras runs), and the backend of this process.
 
 All other modules of `hvdlite.keras` use this interface and serve every backend. A backend's module is imported only if Keras
 runs on that backend, so hvdlite imports no framework that the user has not chosen.
@@ -31,7 +31,7 @@ class Reduction:
         compression: a class with static `compress` and `decompress`, for tensors of this backend's framework; a codec,
             `Compression.auto` or None.
         sparse_as_dense: True: sparse gradients are made dense. False: their rows are gathered.
-        process_set: the ranks that take part. A backend reduces only on members of sets with at least two ranks.
+        process_set: the ranks that take part. Backends are asked to reduce only on members of sets of at least two ranks.
 
     """
 
@@ -48,10 +48,11 @@ class GradientStep:
     """The gradients of one step, and how they are reduced.
 
     Attributes:
-        gradients: tensors of the backend, dense or sparse (``tf.IndexedSlices``), which are not modified. None: the loss does
-            not depend on the variable. If `KerasBackend.traces_steps`, the same gradients are None on all ranks.
+        gradients: a tensor of the backend for each variable, dense or sparse (``tf.IndexedSlices``), which is not modified.
+            None: the loss does not depend on the variable. If `KerasBackend.traces_steps`, the same gradients are None on all
+            ranks.
         variables: the variables of the gradients.
-        names: names of the allreduces in the engine, unique among all operations in flight.
+        names: for each gradient, the name of its allreduce in the engine, unique among all operations in flight.
         groups: lists of indices of `gradients`. The gradients of a list are agreed on and sent together; a gradient in no list
             is sent alone. None: the backend chooses the groups, the same on all ranks and in all runs.
         reduction: how to reduce.
@@ -70,7 +71,7 @@ class GradientStep:
 
 @dataclass(frozen=True)
 class SharedVariables:
-    """Variables that one rank each has updated, for all ranks.
+    """Variables that are broadcast, because each of them was updated by only one rank.
 
     Attributes:
         variables: variables of Keras or the framework, with the same shapes and dtypes on all ranks.
@@ -78,8 +79,8 @@ class SharedVariables:
         names: as in `GradientStep`.
         process_set: the ranks that take part.
         gradients: results of `KerasBackend.reduce_gradients`. The broadcasts come after that reduction.
-        complete: with gradient accumulation, a boolean or a traced tensor: whether the step is complete. On JAX the same
-            program runs for incomplete steps, and then sends nothing. None: there is no accumulation.
+        complete: with gradient accumulation, a boolean or a traced tensor: whether this pass completes the training step. On
+            JAX the same program runs in every pass, and sends only if the step is complete. None: there is no accumulation.
 
     """
 
@@ -92,7 +93,7 @@ class SharedVariables:
 
 
 class WeightTotal(Protocol):
-    """The sum of the weights of passes whose gradients are added up before they are reduced: methods of a ``tf.Variable``."""
+    """The sum of the weights of passes whose gradients are reduced together. A ``tf.Variable`` has these methods, too."""
 
     def assign_add(self, weight: Any) -> Any:
         """Adds the weight of a pass, from `KerasBackend.as_weight`."""
@@ -107,8 +108,8 @@ class WeightTotal(Protocol):
 class KerasBackend(Protocol):
     """One Keras backend. All tensors are those of the backend's framework.
 
-    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails. A method with
-    a body is for backends without one of their own.
+    Methods raise the errors of `hvdlite.ops`, or those that the framework raises instead when an operation fails. The methods
+    with a body are defaults, for backends that do not define these methods.
 
     Attributes:
         traces_steps: True: steps are traced, so that the same gradients are None on all ranks. False: a gradient may be None on
@@ -118,22 +119,22 @@ class KerasBackend(Protocol):
     traces_steps: bool
 
     def is_eager(self, tensors: Sequence[Any]) -> bool:
-        """Whether these tensors have values. A tensor in a program that is being traced has none."""
+        """Whether these tensors have values. Tensors of a program that is being traced have none."""
         return True
 
     def check_supported(self) -> None:
-        """Checks that hvdlite can train with the framework as it is. Called when an optimizer is wrapped.
+        """Checks that hvdlite can train with the framework as it is set up. Called when an optimizer is wrapped.
 
         Raises:
             UnsupportedError: the framework itself distributes the training (``tf.distribute``, ``keras.distribution``),
-                or hvdlite does not support this installation of it; the text says what to do.
+                or hvdlite does not support this installation of the framework; the text says what to do.
         """
 
     def reduce_gradients(self, step: GradientStep) -> list[Any]:
-        """Reduces the gradients of one step over the ranks of the set. Collective over it.
+        """Reduces the gradients of one training step over the ranks of the process set. Collective over this set.
 
         It is called eagerly, or while a step is traced (``tf.function``, ``jax.jit``, both also with XLA). All ranks of the set
-        call it with the same names in the same order. Their shapes and dtypes have been compared before.
+        call it with the same names in the same order. They have compared shapes and dtypes of the variables before.
 
         Returns:
             The reduced gradients in order, with the shapes and dtypes of the gradients and the same bits on all ranks. A
@@ -155,23 +156,24 @@ class KerasBackend(Protocol):
         """Makes a sum, 0 at first, for the weights of passes that are reduced together. It is not saved with the optimizer.
 
         Raises:
-            UnsupportedError: steps of this backend (JAX) can keep no other values than the optimizer's variables.
+            UnsupportedError: training steps of this backend (JAX) can keep no values but those of the optimizer's variables.
         """
 
     def broadcast_from(self, shared: SharedVariables) -> list[Any]:
         """Broadcasts each variable from its own root. It is called under the same conditions as `reduce_gradients`.
 
         Returns:
-            The values in order, which the caller assigns; None: the variable has the value already.
+            The values in order, which the caller assigns to the variables. None: the variable has its value already.
         """
 
     def compare_when_run(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, start_check: str, shard: bool
     ) -> AbstractContextManager[Any]:
-        """A context for the reduction of gradients in a traced program that is the user's own loop.
+        """A context in which the reduction of gradients is traced, if the traced program is the user's own loop.
 
-        Whenever the program runs, it compares the ranks' variables before the operations that are traced in this context
-        (`hvdlite.start_check`), with `shard` already in its first run. A program that cannot call Python compares nothing.
+        When the program runs, the ranks compare their variables before the operations that were traced in this context
+        (`hvdlite.start_check`); with `shard` they compare even in the first run. A program that cannot call Python compares
+        nothing.
         """
         return nullcontext()
 
@@ -193,7 +195,7 @@ class KerasBackend(Protocol):
         """
 
     def other_variables(self, model: Any) -> list[Any]:
-        """Variables of the framework in a model that Keras does not count among its weights. Random seeds are left out.
+        """Variables of the framework that a model holds, and Keras does not count among its weights. No random seeds.
 
         Returns:
             Objects that `hvdlite.keras.variables` can read and broadcast (``tf.Variable`` or `Held`), in the same order on all
@@ -202,9 +204,9 @@ class KerasBackend(Protocol):
         return []
 
     def loss_in(self, error: Exception) -> HorovodInternalError | None:
-        """The HorovodInternalError that caused this error of the framework; None: a lost rank did not cause it.
+        """The HorovodInternalError that caused this error of the framework; None: no lost rank caused the error.
 
-        Errors of hvdlite that reach the caller as they are need no search.
+        The default is for frameworks that pass errors of hvdlite on as they are.
         """
         return None
 

@@ -24,8 +24,9 @@ __all__ = ["BACKEND"]
 class JaxKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one call, because XLA runs the calls of a program one after another.
 
-    Outside of compiled programs single values are converted to NumPy arrays. Programs compare nothing, because variables are
-    arguments and results of a traced step; and no variables are beside those of Keras, because arrays of JAX do not change.
+    Outside of compiled programs single values are converted to NumPy arrays. Compiled programs do not compare the ranks'
+    variables (`compare_when_run`), because variables are arguments and results of a traced step. Models have no other variables
+    than those of Keras (`other_variables`), because arrays of JAX do not change.
     """
 
     traces_steps = True
@@ -113,7 +114,7 @@ class JaxKerasBackend(KerasBackend):
         return xla.loss_in(error)
 
     def collective(self, function: str, value: Any, name: str | None, **arguments: Any) -> Any:
-        """As `KerasBackend.collective`, in host memory. In a compiled program only two work, and they need a name."""
+        """As `KerasBackend.collective`, in host memory. In compiled programs only `allreduce` and `broadcast` work."""
         tensor = keras.ops.convert_to_tensor(value)
         if not isinstance(tensor, jax.core.Tracer):
             return jnp.asarray(getattr(ops, function)(np.asarray(tensor), name=name, **arguments))

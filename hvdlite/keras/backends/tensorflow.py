@@ -90,13 +90,14 @@ class TensorFlowKerasBackend(KerasBackend):
         if xla.in_xla_context():
             return xla.broadcast_from(tensors, roots, names, set_id)
         # TensorFlow removes ops whose results are not used, such as the reduction of a gradient whose variable another rank
-        # updates. It does not remove an op with state and the inputs of this op.
+        # updates. It does not remove an op with state, nor the ops whose results that op uses: here all reductions.
         heads = [tf.reshape(getattr(gradient, "values", gradient), [-1])[:1] for gradient in shared.gradients]
         head = tf.concat([tf.cast(each, tf.float32) for each in heads], 0)
         collective_ops.broadcast(
             tf.reduce_sum(head), root_rank=roots[0], name=f"{names[0]}.behind", set_id=set_id, stateful=True
         )
-        # After its gradient, so that no broadcast is in flight if the comparison of the ranks before the reduction fails.
+        # A variable is broadcast after its gradient is reduced. So no broadcast is in flight if the ranks' comparison, which
+        # comes before the reductions, fails.
         received = []
         for place, (tensor, root, name) in enumerate(zip(tensors, roots, names, strict=True)):
             with tf.control_dependencies([heads[place if place < len(heads) else 0]]):
@@ -111,7 +112,7 @@ class TensorFlowKerasBackend(KerasBackend):
         return after_comparison(variables, gradients, reduction.process_set, start_check, wording)
 
     def other_variables(self, model: Any) -> list[Any]:
-        """As `KerasBackend.other_variables`. Variables of strings and resources are left out. Keras 2 counts all as weights."""
+        """As `KerasBackend.other_variables`. No variables of strings and resources. Keras 2 counts all variables as weights."""
         if not KERAS_3:
             return []
         found = held_by(model, lambda value: isinstance(value, tf.Variable)).values()

@@ -39,7 +39,7 @@ class TorchWeightTotal:
 class TorchKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one group (or in the user's groups), so each step fuses them in the same way.
 
-    A compiled step (``jit_compile=True``) leaves its graph for the calls of this class.
+    A compiled training step (``jit_compile=True``) runs the methods of this class outside of its graph.
     """
 
     traces_steps = False
@@ -83,7 +83,7 @@ class TorchKerasBackend(KerasBackend):
         return TorchWeightTotal()
 
     def broadcast_from(self, shared: SharedVariables) -> list[Any]:
-        """As `KerasBackend.broadcast_from`. It works in place if the engine can reach the variable's memory."""
+        """As `KerasBackend.broadcast_from`. It works in place if the engine can reach a variable's memory."""
         held = [variable.value.detach() for variable in shared.variables]
         sent = [reachable(tensor.contiguous()) for tensor in held]
         handles = [
@@ -99,7 +99,7 @@ class TorchKerasBackend(KerasBackend):
 
     def other_variables(self, model: Any) -> list[Any]:
         """As `KerasBackend.other_variables`: buffers of torch modules, and parameters that are no variables of Keras."""
-        # Compared by address: torch wraps the tensor of each variable of Keras in a parameter, which is another object.
+        # Compared by address, because torch wraps the tensor of each variable of Keras in a parameter, another object.
         known = {variable.value.data_ptr() for variable in (*model.variables, *model.metrics_variables)}
         found = []
         for place, layer in enumerate(model._flatten_layers()):
