@@ -204,7 +204,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except BaseException:  # Ctrl-C too: the program may go on, and must not look wrapped while each rank trains alone
+    except BaseException:  # Ctrl-C too: the program may go on, and must not train each rank alone with a wrapped optimizer
         wrapping.undo(optimizer)
         raise
     return optimizer
@@ -539,7 +539,10 @@ class _DistributedOptimizer(_Optimizer):
         Raises:
             InvalidArgumentError: another distributed optimizer has one of the parameters, with another op or process set;
                 a parameter belongs to a lazy layer that has seen no batch; or this optimizer is sharded, and a parameter has
-                gaps in memory. Then the group is not added.
+                gaps in memory.
+            HvdliteError: `Compression.auto` could not measure the link, or the compression does not fit a new parameter.
+
+        After an error the group is not added.
 
         """
         super().add_param_group(param_group)
