@@ -1,15 +1,16 @@
 // The port through which the members of a process set agree without the coordinator. Behind it are a table of the units that
 // some members have announced, and a log of what has been agreed. ledger.h describes the protocol and shows that every unit is
-// agreed exactly once. Members that share memory share the table and the log (Ledger). Each of the other members has its own
-// copy of both, and all copies make the same steps in the same order (ReplicatedLedger).
+// agreed exactly once. If all members share memory, they share one table and one log (Ledger). Otherwise each member has its
+// own copy of both, and all copies make the same steps in the same order (ReplicatedLedger). "With copies" means the second
+// case.
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
 // Throws: Error(Internal) if a member sends, or writes into the shared memory, something that no correct member would; also
 // whatever sending a message throws.
 //
 // Each try_... is one step: the other members see all of it or nothing. (With copies, each prepared unit of try_announce is a
 // step of its own.) A step may be refused; the caller tries it again later. With copies a step counts as done when its message
-// has been sent, although the copies make it later, in their common order. A try_close() counts as done only when all members
-// have read the closing.
+// has been sent, although the copies make it later, in their common order. But try_close() with copies counts as done only when
+// all members have read the closing (the log entry kClosed).
 //
 // If a member dies in the middle of a step in shared memory, the other members see nothing of the step. With copies some
 // members may have the message, and others not. From then on the other members' steps are refused (in shared memory), or their
@@ -54,16 +55,17 @@ class Agreement {
   // In shared memory: have all earlier users of this memory left it? With copies: always true.
   virtual bool may_begin() = 0;
   // Called by the coordinator when may_begin() is true. The log begins after the coordinator's response list number `sequence`.
-  // `keys`: of the requests that the coordinator counts already; these keys are diverted from the beginning.
+  // `keys`: the keys of the operations that the coordinator counts already (some member has asked the coordinator for them, and
+  // they are not decided). These keys are diverted (Kind) from the beginning.
   virtual void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) = 0;
-  // May the members make steps and read the log? In shared memory: since begin() was called. With copies: always.
+  // Can the members make steps and read the log? In shared memory: as soon as begin() was called. With copies: always.
   virtual bool exists() const = 0;
   // The log does not contain response lists up to this number. They come before all entries of the log.
   virtual std::uint64_t first_sequence() const = 0;
 
   // --- the log: this member's place in it ---
-  // Complete: all members have announced the unit. Diverted: members send this unit's requests to the coordinator. Closed: they
-  // do so with all units. List: the place of a response list in the order.
+  // Complete: all members have announced the unit. Diverted: members send this unit's requests to the coordinator. Closed:
+  // members send the requests of all units to the coordinator. List: the place of a response list in the order.
   enum class Kind : std::uint8_t { kComplete, kDiverted, kClosed, kList };
   struct LogEntry {
     std::uint64_t key = 0;  // the unit's key; of a response list its number
@@ -108,8 +110,8 @@ class Agreement {
   virtual Step try_abandon() = 0;
   virtual bool is_open() const = 0;  // the answer may be out of date
 
-  // Called by the coordinator: appends the entry for its next response list, which has this number, to the log, and removes the
-  // decided keys from the table.
+  // Called by the coordinator before it sends a response list with this number: appends an entry for the list to the log, and
+  // removes the keys that the list decides from the table.
   virtual Step try_list(std::uint64_t number, std::span<const std::uint64_t> decided) = 0;
   // What the coordinator has to change at the port.
   struct Upkeep {
@@ -133,8 +135,8 @@ class Agreement {
   virtual std::vector<std::vector<std::byte>> take_payloads() { return {}; }
   // Another member's steps have arrived.
   virtual void hear(int member, LedgerSteps steps) = 0;
-  // Tells the other members that this member has nothing to add, or what it has read, if one of them may wait for that. Returns
-  // true if it has told them.
+  // Sends the other members a message without steps, if one of them may wait for this member. They learn from it that this
+  // member has no step to add before theirs, and how much of the log this member has read. Returns true if it was sent.
   virtual bool acknowledge() { return false; }
   // Another member (by its index) makes no more steps, and all its steps have arrived.
   virtual void left(int /*member*/) {}

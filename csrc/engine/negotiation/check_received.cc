@@ -114,8 +114,8 @@ void check_without_mine(const Response& response, bool joined, const std::vector
 }  // namespace
 
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes) {
-  // A tensor could hold any number of rows without bytes. Their number is limited only so that sums of row counts do not
-  // overflow.
+  // If a row has no bytes, a tensor could hold any number of rows. Then the number is limited only so that sums of row counts
+  // do not overflow.
   const std::int64_t row_bytes =
       request.row_elements() * static_cast<std::int64_t>(base::size_of(request.dtype));
   return sum_is_at_most(sizes, row_bytes > 0 ? kMostBytes / row_bytes : kMostBytes);

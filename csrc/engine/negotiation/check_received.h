@@ -20,12 +20,13 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
 // Checks a response that the coordinator of this set sent in full.
 void check_received(const Response& response, SetId set, const std::vector<int>& members);
 
-// Can one tensor hold the rows of all members (Response::sizes) of this request?
+// Can one tensor hold the rows of all members? sizes: the numbers of rows (Response::sizes). request: has the dtype, and the
+// shape of a row.
 bool rows_fit_in_tensor(const Request& request, std::span<const std::int64_t> sizes);
 
 // Checks an agreed response that has no error (Response::error), before this rank carries it out. mine: the entry with which
-// this rank asked for that name; null if it did not ask. joined: has this rank joined or left? A barrier, or an operation that
-// moves data, fits a rank that did not ask only if the rank has joined or left. index: of this rank among the members.
+// this rank asked for that name; null if it did not ask. joined: has this rank joined or left? If this rank did not ask, a
+// barrier or an operation that moves data fits only if `joined` is true. index: of this rank among the members.
 void check_fits(const Response& response, const Entry* mine, bool joined,
                 const std::vector<int>& members, int index);
 

@@ -117,8 +117,8 @@ bool SetNegotiation::send_decisions() {
 }
 
 // Only for a port in shared memory, because copies exist from the beginning. While earlier users of the memory have not left
-// it, everything goes by message. When all have left, the coordinator's rank begins the log; until then the units of other
-// ranks wait.
+// it, everything goes by message. When all of them have left, the coordinator's rank begins the log, and units of the other
+// ranks wait for this beginning.
 bool SetNegotiation::begin() {
   if (!port_->may_begin()) return await_decisions(local_units_.take_all());
   if (!coordinator_) {
@@ -148,10 +148,10 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// If the port has begun, this is step 1 of a verdict (at the head of this file), and asks for step 2. Otherwise no unit can
-// become complete at a port, so the operations fail at once. In a set without a port, the members announce all operations here:
-// an operation that the coordinator does not count was decided before the verdict arrived. Before a port begins, members may
-// have operations that they have not announced, and these fail, too.
+// If the port has begun, this is step 1 of a verdict (at the head of this file), and requests step 2. In the other two cases no
+// unit can become complete at a port, so the operations fail at once. If there is a port that has not begun, members may have
+// operations that they have not announced, and these fail, too. If there is no port, the members announce all operations to the
+// coordinator. So only those fail that the coordinator counts: it decided the others before the verdict arrived.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();

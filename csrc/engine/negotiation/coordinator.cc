@@ -46,8 +46,8 @@ namespace {
 
 bool cacheable(OpKind kind) { return kind != OpKind::kJoin && !base::changes_sets(kind); }
 
-// For the failure of a join, or of an operation that is not counted here. In a failure, only the set and the name of the
-// request have to be right (Response::request).
+// For the failure of a join, or of an operation that the coordinator does not count. In a failure, only the set and the name of
+// the request have to be right (Response::request).
 RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
   request.set = set;
@@ -309,8 +309,8 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     fail_one(request);
   }
   for (const std::string& group : lost_groups) groups_.erase(group);
-  // The other names fail, too, because a member may have such an operation and not have announced it here, for example because
-  // the operation waits until the port begins.
+  // The other names fail, too: perhaps a member has such an operation, but has not announced it to the coordinator, for example
+  // because the operation waits until the port begins.
   for (const std::string& name : failing) {
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
@@ -321,8 +321,8 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
   }
 }
 
-// An operation that is not counted is decided already, or no member has announced it here. Therefore its name is removed:
-// fail() would decide a failure for that name, too, and this failure could end the next operation of the name.
+// An operation that is not counted is decided already, or no member has announced it to the coordinator. Its name is removed,
+// because fail() would decide a failure for that name, too, and this failure could end the next operation of the name.
 void Coordinator::fail_counted(std::vector<std::string> names, const Status& why) {
   std::set<std::string> counted;
   for (const RequestPtr& request : open()) counted.insert(request->name);
@@ -350,8 +350,8 @@ std::vector<Decision> Coordinator::collect() {
   return decisions;
 }
 
-// The response gets its slot in a copy, because a response does not change once it is shared. A name whose requests have
-// changed keeps its slot, which gets the new requests and the new response.
+// Writes the slot number into a copy of the response, because a response does not change once it is shared. A name whose
+// requests have changed keeps its slot, and the slot gets the new requests and the new response.
 void Coordinator::remember(Settled& settled) {
   const std::string& name = settled.response->request->name;
   const std::optional<std::uint32_t> slot = slot_for(name);

@@ -3,9 +3,10 @@
 // Thread: the holder of the progress token. Owns: the tallies and the coordinator's side of the response cache. Blocks: no.
 // Throws: Error(Internal) on announcements that no correct member sends.
 //
-// The life of a name: some members announce it (RequestTally) -> it is settled when all members that must ask and have not
-// joined have announced it -> if it belongs to a group, it waits until the whole group is settled or an operation of the group
-// has failed -> it is decided -> collect() puts it into the next response list.
+// The life of a name: some members announce it (RequestTally) -> it is settled when each member that must ask has announced it
+// or has joined -> if it belongs to a group, it waits until the whole group is settled or an operation of the group has failed
+// -> it is decided -> collect() puts it into the next response list. The coordinator "counts" a name from its first
+// announcement until it is decided.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +46,12 @@ class Coordinator {
   // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
   // Of these operations only a join, or one that is settled already and waits for its group, can still be decided.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
-  // Fails those of the operations that the coordinator still counts; none of them is doomed any more.
+  // Fails those of these operations that the coordinator still counts. After the call no operation of `names` is doomed.
   void fail_counted(std::vector<std::string> names, const base::Status& why);
 
   // Must everything go through messages? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
-  // One request for each name that the coordinator counts or that waits for its group. Joins are not included.
+  // One request for each name that the coordinator counts. Joins are not included.
   std::vector<RequestPtr> open() const;
 
   bool has_decisions() const { return !decided_.empty(); }
@@ -61,7 +62,7 @@ class Coordinator {
   }
   // All decisions since the last call, in the order of execution. They become response list number sequence().
   std::vector<Decision> collect();
-  // The member whose request completed the latest decision since the previous call; -1: no request completed one.
+  // The member whose request led to the latest decision since the previous call; -1: no request has led to a decision.
   int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
   void add_to(base::Hasher& hasher) const;
@@ -91,7 +92,7 @@ class Coordinator {
     std::list<std::uint32_t>::iterator recency;
   };
 
-  // As announce(), for a request that is checked.
+  // As announce(), for a request that has been checked already.
   RequestPtr count(int member, RequestPtr request, std::uint64_t seen);
   void add(int member, RequestPtr request);
   std::int32_t divisor_of(const RequestTally& tally) const;

@@ -34,11 +34,11 @@ class Effects {
   // without a request means that this rank has joined or left, and has no value.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
   // Prepares an operation (a unit that is one FusedOp), to save time after the agreement. Called just before the unit is
-  // announced at the set's port; if the members share memory, only while nothing else that this rank has announced there waits
-  // for agreement. Returns this rank's input, as far as other members need it; or nothing, if the operation cannot be prepared.
-  // If the port refuses the announcement, prepare() is called again for the next attempt, or the unit is then announced as not
-  // prepared. When the operation is agreed at the port, execute_prepared() follows if all members have prepared it, and
-  // otherwise execute().
+  // announced at the set's port (agreement.h). If the members share memory, it is called only while no other unit of this rank
+  // waits at the port for agreement. Returns this rank's input, as far as other members need it; or nothing, if the operation
+  // cannot be prepared. If the port refuses the announcement, there are two cases at the next attempt: prepare() is called
+  // again, or the unit is announced as not prepared. When the operation is agreed at the port, execute_prepared() follows if
+  // all members have prepared it, and otherwise execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
   // Takes the unit's entries, or ends them before it returns. payloads[i]: this rank's part of what prepare() returned on
   // member i. `payloads` is empty if the members share memory, because prepare() has put the inputs into that memory.
@@ -50,8 +50,8 @@ class Effects {
   virtual bool idle(SetId set) = 0;
 
   // --- process sets ---
-  // A set was added; it gets these regions of the window. Returns the set's port if all members share memory for it; null if
-  // they share none, or if this rank is no member.
+  // A set was added; it gets these regions of the window. Returns a port in shared memory if this rank is a member and all
+  // members share a ledger there, and otherwise null.
   virtual std::unique_ptr<Agreement> add_set(const ProcessSet& set,
                                              const Regions::Grant& regions) = 0;
   virtual void remove_set(SetId set) = 0;
@@ -61,8 +61,9 @@ class Effects {
 
   // --- for records and counters ---
   virtual void reached(std::span<const Entry> entries, Stage stage) = 0;
-  // The entries were announced at the set's port. Neither the flight recorder nor the timeline records this, because that would
-  // cost time in every operation. Only a rank that fails records it afterwards, so that its error log shows it.
+  // The entries were announced at the set's port. Neither the flight recorder nor the timeline records this announcement now,
+  // because a record would cost time in every operation. If this rank fails, it records the announcement then, so that its
+  // error log shows the announcement.
   virtual void announced_at_port(std::span<const Entry> entries) = 0;
   // Called just before announcements at a port. Work that takes time belongs here and not in announced_at_port(): after the
   // announcements members may wait for this rank's part in the operations.

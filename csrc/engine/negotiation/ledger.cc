@@ -3,7 +3,7 @@
 //
 //    part, size         content                      is written by                     is read by
 //    Header, 4.2 KiB    serial, first_sequence       the coordinator, in begin()       all, without the lock
-//                       locked                       all, to take it; the holder       all
+//                       locked                       all to lock, holder to unlock     all
 //                       open, tail                   the holder of the lock            all, also without the lock
 //                       used                         the holder                        the holder
 //                       positions                    each member its own               the holder
@@ -53,7 +53,7 @@ namespace {
 // A key of 0 marks an empty cell. So a unit whose hash is 0 gets the key 1.
 constexpr std::uint64_t as_key(std::uint64_t hash) { return hash != 0 ? hash : 1; }
 
-// A faulty process may have written anything here. So loops over this memory are bounded, and indices from it are checked.
+// A faulty process may have written anything into the ledger. So loops over it are bounded, and indices from it are checked.
 [[noreturn]] void damaged(const char* how) {
   throw base::Error(base::ErrorCode::kInternal,
                     std::string("the shared memory in which ranks agree is damaged: ") + how);
@@ -216,7 +216,7 @@ bool Ledger::announce(std::uint64_t hash, std::uint64_t content, bool absent, bo
   } else if (cell->diverted != 0) {
     return false;
   } else if (cell->content != content) {
-    // The coordinator compares the requests: it allows a difference (of an allgather's rows, for one), or fails the operation.
+    // The coordinator compares the requests: it allows a difference (in an allgather's rows, say), or fails the operation.
     cell->diverted = 1;
     append({.key = key, .kind = Kind::kDiverted});
     return false;
@@ -284,8 +284,8 @@ void Ledger::reopen(std::span<const std::uint64_t> keys) {
   for (const std::uint64_t key : keys) mark_diverted(key);
 }
 
-// Diverted keys get new cells until seven eighths of the cells are in use, and announcements only until one half is (announce).
-// So the table always has empty cells, at which a search for a key without a cell ends.
+// A diverted key gets a new cell only while less than seven eighths of the cells are in use, and an announced key only while
+// less than one half is (announce). So the table always has empty cells, at which a search for a key without a cell ends.
 bool Ledger::fits(std::size_t keys) const {
   return header_->used + keys <= capacity_.cells - capacity_.cells / 8;
 }
@@ -306,9 +306,9 @@ Ledger::Cell* Ledger::find(std::uint64_t key) const {
   damaged("its table has no free cell");
 }
 
-// Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R). If a search for a later key would end at the gap, that key
-// moves into the gap and leaves a new gap. For example, of 8 cells, the keys 10, 18 and 11 belong in cells 2, 2 and 3, and lie
-// in 2, 3 and 4. When 10 is erased, 18 moves to 2, and 11 moves to 3.
+// Deletion with backward shift (Knuth, TAOCP 3, 6.4, Algorithm R). If a search for a key behind the gap would end at the gap,
+// that key moves into the gap and leaves a new gap. An example with 8 cells: the keys 10, 18 and 11 belong in cells 2, 2 and 3,
+// and lie in cells 2, 3 and 4. When 10 is erased, 18 moves to cell 2, and 11 moves to cell 3.
 void Ledger::erase(Cell* cell) {
   const std::uint64_t mask = capacity_.cells - 1;
   auto gap = static_cast<std::uint64_t>(cell - cells_);

@@ -18,13 +18,14 @@
 //   diverted: members that have announced the unit read this in the log and send their requests to the coordinator. A member
 //   that announces it later is told at once to send its request. The diverted cell stays until the coordinator has decided the
 //   unit.
-//   closed: the same for all units, and the table is emptied. The coordinator opens the ledger again.
+//   closed: members send the requests of all units to the coordinator, and the table is emptied. The coordinator opens the
+//   ledger again.
 //   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
 //
 // Every unit is agreed exactly once, here or by the coordinator, and all members see one order, because
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
-//  2. a member announces only when it has read the whole log (up_to_date), so that no entry that it reads later concerns an
-//     earlier announcement of the same key;
+//  2. a member announces only when it has read the whole log (up_to_date). So an entry that it reads after the announcement
+//     never concerns an older announcement of the same key;
 //  3. the coordinator diverts the key of every request that it accepts. The member that sent the request announces this key
 //     here only after the decision. So while the coordinator counts a key, no unit with this key can complete here, and all
 //     members that ask for it send their requests, too;
@@ -33,16 +34,18 @@
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
 //     after that. A member that fails tries to close the ledger, too, for some milliseconds. It need not read the log, because
 //     it executes nothing more.
-// There is no other way to take back an announced unit: the members execute what the log says. tests/unit/test_ledger.py walks
-// through every interleaving of small cases.
+// A member cannot take back a unit that it has announced: the unit waits until the member reads an entry that ends this wait
+// (complete, diverted, closed, or a list that decides the unit). tests/unit/test_ledger.py walks through every interleaving of
+// small cases.
 //
 // A member that dies, or fails, while it holds the lock stops the other members' steps, but not the members: they try again
 // later, and meanwhile learn of the death or failure. What the holder had appended since it took the lock is never visible.
 //
-// As an Agreement, the ledger makes each step in one critical section.
+// Each step (try_... of Agreement) is one critical section.
 //
-// Thread: the holder of a rank's progress token calls that rank's object. Owns: its place in the log; it also keeps the channel
-// alive, and so this rank's use of the region (SharedChannel). Blocks: never; try_abandon may take some milliseconds.
+// Thread: the holder of a rank's progress token calls that rank's object. Owns: this rank's place in the log, and a share of
+// the channel: while the channel exists, this rank counts as a user of the region (SharedChannel). Blocks: never; try_abandon
+// may take some milliseconds.
 // Throws: Error(Internal) if what it reads in the shared memory is impossible.
 #pragma once
 
@@ -67,9 +70,9 @@ class Ledger final : public Agreement {
   };
   static std::size_t bytes(Capacity capacity);
 
-  // memory: that part of the channel's region which is for a ledger. It has bytes(capacity) bytes, begins with a cache line, is
-  // shared by all members, and is zero before the first ledger in it. serial: greater than 0 and than the serial of any earlier
-  // ledger in this memory. channel: may be null if nobody calls may_begin().
+  // memory: that part of the channel's region which is for a ledger. It has bytes(capacity) bytes, is aligned to a cache line,
+  // is shared by all members, and has only zeros until the first ledger begins in it. serial: greater than 0 and than the
+  // serial of any earlier ledger in this memory. channel: may be null if nobody calls may_begin().
   Ledger(std::byte* memory, Capacity capacity, int members, int index, std::uint32_t serial,
          std::shared_ptr<collectives::SharedChannel> channel);
 
@@ -92,7 +95,7 @@ class Ledger final : public Agreement {
   Step try_keep(Upkeep& upkeep) override;
   void hear(int member, LedgerSteps steps) override;
 
-  // --- the lock: bounded tries, false if another member holds it ---
+  // --- the lock: try_lock() returns false if another member held it at each of these tries ---
   bool try_lock(int tries);
   void unlock();  // publishes what was appended; appended() stays true until the next lock
   // Has this member appended anything since it took the lock?
@@ -143,7 +146,8 @@ class Ledger final : public Agreement {
   int index_;
   std::uint64_t everyone_;  // a bit for each member
   std::uint32_t serial_;
-  // Numbers of log entries: those that this member has read, all, and all when this member took the lock.
+  // Numbers of log entries. read_: those that this member has read. tail_: all. tail_at_lock_: all at the moment at which this
+  // member took the lock.
   std::uint64_t read_ = 0;
   std::uint64_t tail_ = 0;  // valid while this member holds the lock
   std::uint64_t tail_at_lock_ = 0;

@@ -33,8 +33,8 @@ constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
 // removed name still differ, its next announcement is diverted, and the name is added again.
 constexpr std::size_t kMostUneven = 1024;
 
-// May the members agree on this operation by equal requests alone? Not on a join, which decides for which members the other
-// operations wait, and not on changes of sets, for which perhaps only some of the members ask.
+// Are equal requests of all members enough for an agreement on this operation? Not on a join: each single join changes for
+// which members the other operations wait. Not on a change of sets: perhaps only some of the members ask for it.
 bool covers(const Request& request) {
   if (rows_may_differ(request.kind)) {
     return request.shape[0] <= kMostRows && request.bytes() <= kMostBytesOfRows;
@@ -177,9 +177,9 @@ std::vector<Entry> LocalUnits::give_up_group(std::uint64_t key) {
   return entries;
 }
 
-// The key is enough if this rank asked for what was decided. If the operation has failed, the decided request may have another
-// group than this rank's request (Coordinator::fail), and then this rank holds its entry under another key. Only for a failure
-// are the names of all entries compared, too.
+// If this rank asked for what was decided, the key finds the entries. If the operation has failed, the decided request may have
+// another group than this rank's request (Coordinator::fail). Then this rank holds its entry under another key. Therefore, only
+// for a failure (by_name), the names of all entries are compared, too.
 std::vector<Entry> LocalUnits::withdraw(const Request& decided, bool by_name) {
   const std::uint64_t key = decided.in_group() ? decided.group_hash : decided.name_hash;
   const auto matches = [&](std::uint64_t held, const std::vector<Entry>& entries) {

@@ -1,4 +1,4 @@
-// This rank's units of an Agreement: the ones that it has announced there, and the ones that it will announce.
+// This rank's units: those that it has announced at an Agreement, and those that it will announce there.
 // Thread: the holder of the progress token. Owns: these units' entries until the caller takes them back. Blocks: no.
 // Throws: what the agreement throws; no entry is lost then.
 //
@@ -28,8 +28,8 @@ class LocalUnits {
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
   // Takes an entry of this rank. When this rank has submitted the whole unit, the unit waits for announce(). Returns the
-  // entries that must go by message: this entry alone or its whole group, if one of these operations needs the coordinator; or
-  // this entry, if other entries of its group went by message.
+  // entries that must go by message. These are: an entry without a group, if its operation needs the coordinator; a complete
+  // group, if one of its operations needs the coordinator; this entry alone, if earlier entries of its group went by message.
   std::vector<Entry> admit(Entry entry);
   // Remembers whether rows differed between ranks in this operation, which the coordinator has decided. If they did, the next
   // request of this name goes by message at once. All members get the same responses, so all remember the same names. Ignores
@@ -66,9 +66,9 @@ class LocalUnits {
   std::vector<Entry> take(std::uint64_t key);
   // Takes all entries: announced, waiting, and of incomplete groups.
   std::vector<Entry> take_all();
-  // The coordinator has decided this request. Takes the entries of its unit, if they are here. Those entries of a group that
-  // the coordinator has not decided must go by message. by_name: this rank's request may differ from the decided one in
-  // everything but the name.
+  // The coordinator has decided this request. Takes the entries of the request's unit, if this object owns them. If the unit is
+  // a group, and the coordinator has not decided some of its operations, their entries must go by message. by_name: this rank's
+  // request perhaps has only the name in common with the decided one.
   std::vector<Entry> withdraw(const Request& decided, bool by_name);
 
   void add_to(base::Hasher& hasher) const;

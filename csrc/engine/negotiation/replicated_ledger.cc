@@ -62,8 +62,8 @@ namespace {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
-// For announce(): a message of one member may let this copy make another member's step. So the text names the member whose step
-// it is.
+// For announce(): a message of one member may let this copy make another member's step. So the text names the member that has
+// sent the wrong step.
 [[noreturn]] void wrong(int member, const SetId& set, const char* what) {
   throw base::Error(base::ErrorCode::kInternal, "member " + std::to_string(member) +
                                                     " of process set " + std::to_string(set.id) +
@@ -98,8 +98,8 @@ void ReplicatedLedger::pop() {
     ++read_;
     changed_ = true;
   }
-  // The closing may be any member's. After it, no unit becomes complete that this member has announced until now: the closing
-  // has emptied the table, and it makes void the announcements that still wait.
+  // Any member may have asked for the closing. After it, no unit that this member has announced until now becomes complete: the
+  // closing has emptied the table, and it makes void the announcements that still wait.
   if (entry.kind == Kind::kClosed) {
     closing_read_ = read_;
     is_silent_ = true;
@@ -115,7 +115,7 @@ void ReplicatedLedger::pop() {
 
 Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
   if (has_news()) return Step::kUnread;
-  // This member has asked for a closing and has not read it. An announcement sent now comes after it, and would be void.
+  // If this member has asked for a closing and has not read it, an announcement sent now would come after it, and be void.
   if (closing_ || has_left_) return Step::kRefused;
   LedgerSteps together;
   for (Unit& unit : units) {
@@ -203,7 +203,7 @@ void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
   // Lamport's clock would take highest_ + 1. But if this member has just heard a step, its own step would then have a later
   // stamp, and might have to wait until the other member sends one more message. With highest_ itself the step need not wait
   // for that member. Of several messages in a row the last one gets highest_: if highest_ is 9 and this member's last stamp is
-  // 5, three messages get 7, 8 and 9. The common order needs no more than that the stamps of each member grow (has_passed).
+  // 5, three messages get 7, 8 and 9. For the common order it is enough that the stamps of each member grow (has_passed).
   message.stamp = std::max(me().stamp + 1, highest_ - std::min(highest_, following));
   message.exceptions = read_;
   const auto add_part = [&](int member) {
@@ -296,9 +296,9 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         close(member);
         break;
       case LedgerSteps::Kind::kReopen:
-        // Before this step the copy is closed and its table is empty (unless this member has left), because the coordinator
-        // asks for a reopening only if its own copy is closed and no other reopening is on its way, and no other step opens the
-        // ledger.
+        // Before this step the copy is closed and its table is empty (unless this member has left). The reasons: no other step
+        // opens the ledger, and the coordinator asks for a reopening only if its own copy is closed and no other reopening is
+        // on its way.
         open_ = true;
         for (const std::uint64_t key : step.keys) cells_[key].diverted = true;
         if (member == index_) reopening_ = false;
@@ -329,8 +329,8 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
   AnnouncedUnit& cell = found->second;
   if (is_new) cell.content = step.content;
   if (!cell.diverted && cell.content != step.content) cell.diverted = true;
-  // Appends an entry even if the key was diverted before: the sender counts the unit as announced here, and must read that the
-  // unit goes by message.
+  // Appends an entry even if the key was diverted before: the sender takes the unit for announced in the ledger, and must read
+  // in the log that the unit goes by message.
   if (cell.diverted) return except(Kind::kDiverted, step.key, member);
   const std::uint32_t bit = std::uint32_t{1} << member;
   if ((cell.announced & bit) != 0) wrong(member, set_, "announces an operation twice");
@@ -342,7 +342,7 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
     cell.payloads[static_cast<std::size_t>(member)] = std::move(message.payload);
   }
   // `last` is for the statistics of who asked last. The order of the steps does not tell this: among equal stamps, the highest
-  // index is always last. So the order of arrival here decides. Copies may differ in `last`, because no step depends on it.
+  // index is always last. So the order of arrival at this member decides. Copies may differ in `last`: no step depends on it.
   if (arrival > cell.last_arrival) {
     cell.last_arrival = arrival;
     cell.last = static_cast<std::uint8_t>(member);
@@ -386,10 +386,10 @@ bool ReplicatedLedger::is_void(std::uint64_t key, std::uint64_t exceptions) cons
   return exceptions < closed_at_ || (found != excepted_.end() && exceptions < found->second);
 }
 
-// Forgets exceptions that can make no announcement void any more. That is so when each member has sent a message after it had
-// read the exception, and the steps of this message are made here. Members that have left do not count: before a member leaves,
-// all others have read a closing after which that member announces nothing (try_close). So closed_at_ makes void those of its
-// announcements that still wait here.
+// Forgets exceptions that can make no announcement void any more. An exception is forgotten when each member has sent a message
+// after it had read the exception, and this copy has made the steps of that message. Members that have left do not count:
+// before a member leaves, all others have read a closing after which that member announces nothing (try_close). So closed_at_
+// makes void those of its announcements that still wait in this copy.
 void ReplicatedLedger::forget_exceptions() {
   if (excepted_.empty()) return;
   std::uint64_t least = exceptions_;

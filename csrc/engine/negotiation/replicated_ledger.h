@@ -4,11 +4,11 @@
 // A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
 // of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller
 // than any stamp that it has received. If it sends several messages one directly after the other, the rule applies to the last
-// of them, and the stamps of the others are the numbers before. (So members that send equally many messages use equal stamps,
-// whoever is first.) After a message with stamp s, a member sends no message with a stamp up to s. A copy makes a step when no
-// message that belongs before this step can arrive any more. For that the copy needs a message of every other member with the
-// step's stamp or a later one; of a member with a higher index than the step's sender, a message with the stamp before is
-// enough.
+// of them, and the stamps of the others are the numbers directly before that one. (So members that send equally many messages
+// use equal stamps, whoever is first.) After a message with stamp s, a member sends no message with stamp s or a lower one. A
+// copy makes a step when no message that belongs before this step can arrive any more. If the step has stamp s, the copy waits
+// for a message of every other member with stamp s or a higher one. Of a member with a higher index than the step's sender, a
+// message with stamp s - 1 is enough.
 //
 //   member 0: announce x (stamp 7) ----> member 1      Each copy has stamp 7 of both members. So it makes the step of member 0,
 //   member 1: announce x (stamp 7) ----> member 0      and then the step of member 1, which completes x.
@@ -18,14 +18,15 @@
 // message without steps (an acknowledgement) if one of these steps changes anything. That is so if
 //   - the step announces a unit, and all members have announced it, but in messages with different stamps; or
 //   - the step is no announcement, or it announces a diverted key.
-// It also sends one to report what it has read while the ledger is closed (the second difference in the next list).
+// It also sends one to report that it has read a closing, or, while the ledger is closed, that it has read another exception
+// (the next list explains exceptions, and why members report them).
 //
 // There are three more differences from the ledger in shared memory:
-//   - A step is made later than it is asked for. So before an announcement, the log may have an entry that its sender had not
-//     read: the key was diverted or decided, or the ledger was closed. Such entries (all but kComplete) are called exceptions.
-//     They are numbered, and each message says how many exceptions its sender has read. An announcement is void if an exception
-//     that its sender had not read concerns its key (a closing concerns all keys). The sender takes the unit back when it reads
-//     that exception.
+//   - A step is made later than it is asked for. So when the copies make an announcement, the log may have an entry that the
+//     announcing member had not read when it sent the announcement: the key was diverted or decided, or the ledger was closed.
+//     Such entries (all but kComplete) are called exceptions. They are numbered, and each message says how many exceptions its
+//     sender has read. An announcement is void if its sender had not read an exception that concerns the announced key (a
+//     closing concerns all keys). The sender takes the unit back when it reads that exception.
 //   - A member that leaves or joins waits until all members have read its closing, and its lists if it is the coordinator. Then
 //     all have executed the operations in which it took part. So members report a closing at once when they have read it, and
 //     also each exception that they read while the ledger is closed.

@@ -26,7 +26,7 @@ const ResponsePtr& ResponseCache::at(std::uint32_t slot) const {
   return slots_[slot].response;
 }
 
-// If the slot had another name, that name leaves by_name_. Otherwise by_name_ would grow with each new name.
+// If the slot had another name, that name leaves by_name_. If it stayed, by_name_ would grow with each new name.
 std::string ResponseCache::put(std::uint32_t slot, ResponsePtr response, RequestPtr mine) {
   if (slot >= slots_.size()) slots_.resize(slot + 1);
   KnownResponse& known = slots_[slot];

@@ -21,7 +21,7 @@ namespace hvdlite::engine {
 
 class ResponseCache {
  public:
-  // The slot of this request's name, if the request that this rank had made when the slot was filled equals this one.
+  // The slot of this request's name, if `request` equals the request that this rank had made when the slot was filled.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
   // Fills the slot. The table grows to this slot, so the caller first checks the slot against the capacity. mine: what this

@@ -107,15 +107,15 @@ std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   };
   auto port = std::make_unique<ReplicatedLedger>(set.id, set.size(), set.index, tell);
   for (int member = 0; member < set.size(); ++member) {
-    // Otherwise this copy would wait for messages of a rank that left before the set was made.
+    // A rank that left before the set was made sends no messages, so this copy must not wait for them.
     if (has_left((*set.members)[static_cast<std::size_t>(member)])) port->left(member);
   }
   return port;
 }
 
 // A removal destroys the set with its entries, and their callers would wait for ever. So a decision to remove the set is an
-// error while this rank has entries there that are not agreed. A correct coordinator never decides that, because this rank asks
-// for the removal only when it has no such entry (hold_removal).
+// error while this rank has entries there that are not agreed. A correct coordinator never makes such a decision, because this
+// rank asks for the removal only when it has no such entry (hold_removal).
 bool Negotiation::may_remove(std::int32_t id) const {
   const SetNegotiation* set = find(id);
   return set == nullptr || !set->has_pending();
@@ -134,9 +134,9 @@ void Negotiation::remove_set(std::int32_t id) {
   free_set_ids_.push_back(id);
 }
 
-// This rank asks for a set's removal only when all of this rank's operations on the set have ended, and then submits nothing
-// more to the set. Otherwise one member could carry out the removal, while another waited for ever for an operation that both
-// had agreed on. Returns true, and takes the entry, if the removal has to be held back.
+// This rank asks for a set's removal only when all of its operations on the set have ended, and it submits nothing more to the
+// set. Without this rule, one member could carry out the removal while another waited for ever for an operation that both had
+// agreed on. Returns true, and takes the entry, if the removal has to be held back.
 bool Negotiation::hold_removal(Entry& entry) {
   const auto found = sets_.find(entry.request->root);
   if (found == sets_.end()) return false;  // another thread removed it first

@@ -21,8 +21,8 @@
 // before step 3 begins. So if one decision does not fit its entry, none of the list's operations has begun. If a list contains
 // a name twice, only step 3 finds that (check_absence).
 //
-// All members do the same: they follow the same lists in the same order, and plan_fusion is a pure function. A member that has
-// joined has no entry for an operation. It executes the same FusedOp with an empty entry in the place of that operation.
+// All members do the same: they follow the same lists in the same order, and plan_fusion is a pure function. If a member has
+// joined and has no entry for an operation, it executes the same FusedOp with an empty entry in the place of that operation.
 #include "engine/negotiation/set_negotiation.h"
 
 #include <algorithm>
@@ -128,8 +128,8 @@ void SetNegotiation::announce_pending() {
 
 // --- what the coordinator has decided ---------------------------------------------------------------------------------
 
-// Checks all full responses before it keeps or executes any of them. A hit gets only its slot here. remember() looks the slot
-// up when the list is followed, because an earlier list that still waits in lists_ may be the one that fills the slot.
+// Checks all full responses before it keeps or executes any of them. For a hit this function stores only the slot. remember()
+// looks up the response when the list is followed, because perhaps an earlier list that still waits in lists_ fills the slot.
 void SetNegotiation::hear(int source, ResponseList message) {
   HVD_CHECK(source == set_.coordinator_rank() && set_.is_member());
   HVD_CHECK(!message.in_ledger || port_ != nullptr);
@@ -240,7 +240,8 @@ Entry SetNegotiation::take_entry(const std::string& name) {
   return entry;
 }
 
-// Only allreduces without an error are fused. All other operations run alone, so `first` is the response of the whole FusedOp.
+// Only allreduces without an error are fused; each other operation runs alone. So the kind, the error and the sizes of `first`
+// are those of the whole FusedOp.
 void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   std::vector<Entry> entries;
   entries.reserve(fused.parts.size());

@@ -40,7 +40,7 @@ using Step = Agreement::Step;
 
 namespace {
 
-// How many times to read the log and try a step, if the log grows between the two.
+// after_reading() tries a step at most this many times, and reads the log after each try whose result is kUnread.
 constexpr int kRounds = 4;
 
 }  // namespace
@@ -79,7 +79,7 @@ bool SetNegotiation::announce_join() {
     if (try_again_) return false;
   }
   // The coordinator counts the slots of an Announcement first and then its full requests, in their order. A join has no slot,
-  // and its name is the last one here. So the coordinator counts the join after all earlier requests of this rank.
+  // and its name is the last one in to_announce_. So the coordinator counts the join after all earlier requests of this rank.
   await_decisions(local_units_.take_all());
   to_announce_.emplace_back(kJoinName);
   joins_ = false;

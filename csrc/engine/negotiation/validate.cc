@@ -4,8 +4,8 @@
 //    2  if all requests are one object, they agree, and steps 3 to 5 are left out. This is the usual case: Coordinator::add
 //       stores the first request again in place of each one that equals it
 //    3  each field of kFields is compared, in the order of the table; the first field that differs gives the error
-//    4  a broadcast from a root that has joined is an error, and so is a change of process sets if a member has joined that
-//       would have to ask for it
+//    4  a broadcast from a root that has joined is an error, and so is a change of process sets if a member that must ask for
+//       it has joined
 //    5  tensors in different places of arenas are no error: the response then names no arena
 //    6  if there is no error, the rows of an allgather or alltoall are collected from all members, and are checked together
 //

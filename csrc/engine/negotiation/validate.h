@@ -1,5 +1,5 @@
 // Do the members of a process set ask for the same thing? Pure functions: no I/O, no state.
-// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc; the Response carries the error.
+// Thread: any. Owns: nothing. Blocks: no. Throws: std::bad_alloc. A fault of the requests is no exception: the result names it.
 #pragma once
 
 #include <vector>
