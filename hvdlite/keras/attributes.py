@@ -10,16 +10,22 @@ def held_by(model: Any, wanted: Callable[[Any], bool]) -> dict[str, Any]:
     """Finds the objects for which `wanted` is true in attributes of a model and of its layers, also in lists and dicts there.
 
     Returns:
-        The objects by path, such as ``"layer 2: heads[0]"``. Attributes of the model come before attributes of its layers, and
-        public attributes of the model or of a layer come before its others. So ranks with the same model get the same order.
+        The objects by path, such as ``"layer 2: heads[0]"``. Attributes of the model come before attributes of its layers. In
+        the model and in each layer the attribute ``optimizer``, which `compile` sets, comes first, then the other public
+        attributes, then the rest. So ranks with the same model get the same order. An object in several attributes has the
+        path that comes first.
 
     """
     found: dict[str, Any] = {}
     known: set[int] = set()  # ids of the objects that have been found or searched
     for place, layer in enumerate(model._flatten_layers()):
-        attributes = sorted(vars(layer).items(), key=lambda entry: (entry[0].startswith("_"), entry[0]))
+        attributes = sorted(vars(layer).items(), key=lambda entry: _place(entry[0]))
         found.update(_among(attributes, wanted, known, "" if layer is model else f"layer {place}: "))
     return found
+
+
+def _place(name: str) -> tuple[bool, bool, str]:
+    return name != "optimizer", name.startswith("_"), name
 
 
 def _among(

@@ -25,6 +25,7 @@ from keras_training import (
 from support.world import WORLD, on_all_ranks
 
 from hvdlite import InvalidArgumentError, MismatchError
+from hvdlite.keras.model_state import optimizers_of
 
 # --- the same model and optimizers on all ranks ------------------------------------------------------------------------
 
@@ -94,6 +95,13 @@ def test_all_optimizers_of_a_model_are_broadcast_with_slots_that_one_rank_has(hv
     assert min(slots[1:]) >= 2 + 2
     assert_same_everywhere([keras_array(each) for optimizer in held for each in variables_of(optimizer)])
     assert_same_everywhere(model.get_weights())
+
+
+def test_the_optimizer_of_compile_comes_first_in_the_attribute_that_keras_gives_it(hvd):
+    model = make_model()
+    model.compile(optimizer=sgd())
+    model.critic, model.alias = adam(), model.optimizer
+    assert list(optimizers_of(model)) == ["optimizer", "critic"]
 
 
 @on_two_ranks
