@@ -50,7 +50,7 @@ class Execution {
   bool share_memory(SetId set) const;
 
   // --- operations ---
-  // As Effects::prepare. If the members share memory, prepare() also copies this rank's input to the place where the other
+  // As Effects::prepare. If the members share a ledger, prepare() also copies this rank's input to the place where the other
   // members will look for it.
   std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit);
   // As Effects::execute_prepared, called when all members have prepared the operation.
