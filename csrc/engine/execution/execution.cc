@@ -6,14 +6,14 @@
 //                        all others ──► run_prepared ──► finish, in no lane
 //
 // An operation of any size starts if nothing runs in its lane. Otherwise an operation starts if fewer than kMaxRunning
-// operations and fewer than kMaxRunningBytes run, and the operation that started last has begun all its collectives. Operations
-// of a lane may end in any order: their messages have different tags, and in shared memory the operations take turns.
+// operations run, with fewer than kMaxRunningBytes bytes in all, and the newest has begun all its collectives. Operations of a
+// lane may end in any order: their messages have different tags, and they use shared memory one after the other.
 //
 // All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
 // next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
 // number on any member.
 //
-// All members agree on how an operation is prepared, because preparation_of() reads only the requests, the set and the knobs. A
+// All members prepare an operation in the same way, because preparation_of() reads only the requests, the set and the knobs. A
 // member that cannot prepare the operation, for example because the member has no value, announces the operation as not
 // prepared. Then no member calls execute_prepared().
 #include "engine/execution/execution.h"
@@ -35,8 +35,8 @@ using collectives::Preparation;
 namespace {
 
 // A prepared operation of at most this size in shared memory is not recorded as started, because recording would take longer
-// than the operation itself. So Usage counts no moving time for the operation. It counts no bus bytes either, because they are
-// divided by the moving time.
+// than the operation itself. So Usage counts no moving time for the operation, and no bus bytes, because docs/stats.md divides
+// bus bytes by the moving time.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of an operation in bytes, as nccl-tests count it: for an allgather the whole result, which has `gathered`
@@ -118,8 +118,8 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 // The channels to shared memory are made even if there is no ledger, because collectives use them, too.
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
-  // A set that reuses an id usually begins with other tags than the earlier set did. This is a precaution: the earlier set was
-  // removed when all its operations had ended, so none of its messages is in flight.
+  // A set that reuses an id usually begins with other tags than the earlier set with this id. This is only a precaution: when
+  // the earlier set was removed, all its operations had ended, so none of its messages is in flight.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   if (!share_ledger(*known.host)) return nullptr;
@@ -172,8 +172,8 @@ Preparation Execution::preparation_of(const SharingSet& set, std::span<const Ent
                                      selection_);
 }
 
-// If the members share memory, the input is copied to its place there at once. Otherwise the input travels with the
-// announcement, and payload.input refers to the caller's tensor or to payload.packed.
+// If the members share a ledger, the input is copied at once to its place in their shared memory. Otherwise the input travels
+// with the announcement, and payload.input refers to the caller's tensor or to payload.packed.
 std::optional<InlinePayload> Execution::prepare(SetId set, std::span<const Entry> unit) {
   const SharingSet& known = *sets_.find(set)->second.host;
   const Entry& entry = unit.front();
@@ -220,7 +220,7 @@ void Execution::execute_prepared(SetId set, std::vector<Entry>& unit,
   run_prepared(inputs, known, entry, *shared_.outputs, selection_.tuning.isa);
   if (shares) known.shared.channel->count_prepared();
   entry.completion->contributors = members;
-  // A tiny operation is counted as one of a single member, which adds no bus bytes.
+  // A tiny operation is counted like an operation of a set with one member, which adds no bus bytes.
   shared_.usage.moves(request.kind, payload_of(request, request.elements() * members),
                       tiny ? 1 : static_cast<std::size_t>(members));
   ++shared_.counters.fused_ops;
@@ -333,8 +333,8 @@ bool Execution::start(Lane& lane) {
   return started;
 }
 
-// Returns true if an operation has ended or the next one may start. It does not say whether data have moved: the transport's
-// activity() says that (cycle.cc).
+// Returns true if an operation has ended or the next one may start. The result does not tell whether data have moved: the
+// transport's activity() tells that (cycle.cc).
 bool Execution::step(Lane& lane) {
   bool moved = false;
   for (auto operation = lane.running.begin(); operation != lane.running.end();) {
@@ -389,7 +389,7 @@ void Execution::close(bool memory_is_free) {
   device_lanes_.clear();
   ending_.clear();
   if (!memory_is_free && !(retained_.empty() && retained_lanes_.empty())) {
-    // Leaks the operations, because a transfer may still use their memory.
+    // Leaks the operations, because the transport or a GPU may still use their memory.
     [[maybe_unused]] const auto* leaked = new auto(std::move(retained_));
     [[maybe_unused]] const auto* lanes = new auto(std::move(retained_lanes_));
   }

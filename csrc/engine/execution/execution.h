@@ -4,14 +4,15 @@
 // as device_lane.h and transfers.h say; close() also blocks for a moment. Throws: as operation.h says.
 //
 // A process set has one lane for its operations on host memory and, from its first GPU operation on, a second lane for its
-// operations on GPU memory (device_lane.h). Lanes cannot deadlock: no lane waits for another, and each member that knows the
-// oldest unfinished operation of a lane has it in flight (on GPU memory: as soon as the lane's link is up).
+// operations on GPU memory (device_lane.h). Lanes cannot deadlock: no lane waits for another, and if a member knows of the
+// oldest unfinished operation of a lane, the member has this operation in flight (on GPU memory: as soon as the lane's link is
+// up).
 //
 // Small operations are prepared (collectives/prepared.h): before the members agree on such an operation, each member puts its
-// input where the other members will look for it, or into the message that announces the operation. If all members have done
-// so, most operations end as soon as they are agreed, without waiting in a lane. Two kinds of prepared operations still wait
-// for their turn in the lane: an allreduce in which each member reduces one part (Preparation::kParts), because it has a second
-// exchange, and an allreduce of several tensors, because it needs a buffer.
+// input where the other members will look for it, or into the message that announces the operation. If all members have
+// prepared the operation, it usually ends as soon as it is agreed, without waiting in a lane. Two kinds of prepared operations
+// still wait for their turn in the lane: an allreduce in which each member reduces one part (Preparation::kParts), because it
+// has a second exchange, and an allreduce of several tensors, because it needs a buffer.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +38,8 @@ class Execution {
   ~Execution();
 
   // --- process sets ---
-  // Adds a set that has been granted these regions. Returns the port through which the members agree in shared memory, or null
-  // if they cannot share a ledger.
+  // Adds a set that has been granted these regions. Returns the object through which the members agree in a ledger in shared
+  // memory, or null if they cannot share a ledger.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
   // As Effects::share_staging. Call it before the set's first operation on GPU memory, because that operation makes the GPU
   // lane.
@@ -49,8 +50,8 @@ class Execution {
   bool share_memory(SetId set) const;
 
   // --- operations ---
-  // As Effects::prepare. If the members share memory, prepare() has put this rank's input where the other members will look for
-  // it.
+  // As Effects::prepare. If the members share a ledger, prepare() also copies this rank's input to the place where the other
+  // members will look for it.
   std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit);
   // As Effects::execute_prepared, called when all members have prepared the operation.
   void execute_prepared(SetId set, std::vector<Entry>& unit,
@@ -66,7 +67,8 @@ class Execution {
   bool idle(SetId set) const;
   // Have the GPUs done all work of the operations and transfers that have ended?
   bool settled() const;
-  // Calls visit(const Entry&) for each entry that has not ended. An entry without a request belongs to no caller of this rank.
+  // Calls visit(const Entry&) for each entry that has not ended. An entry without a request belongs to no caller: this rank has
+  // joined.
   template <typename Visit>
   void for_each(Visit visit) const {
     for (const auto& [id, lane] : lanes_) {
@@ -79,18 +81,22 @@ class Execution {
   }
 
   // --- endings ---
-  // Fails all unfinished operations and retains their memory. If this rank has failed, it also aborts the NCCL communicators
-  // that have no work, because other ranks may be gone, and an orderly end could wait for those ranks.
+  // Fails all unfinished operations and retains their memory. Aborts each NCCL communicator that has work. If the engine has
+  // failed, retain_all() also aborts the communicators without work, because other ranks may be gone, and an orderly end could
+  // wait for those ranks.
   void retain_all(const base::Status& why);
-  // Call it after the transport has been closed. memory_is_free: nothing touches the memory of retained operations any more.
+  // Call it after the transport has been closed. memory_is_free: true if nothing touches the memory of retained operations any
+  // more.
   void close(bool memory_is_free);
 
  private:
-  // One process set, twice: for each kind of tensors with the regions of the window that such tensors use.
+  // One process set in two forms: for tensors in host memory, and for tensors on GPUs. Each form has its own regions of the
+  // window, if any.
   struct Set {
     SharingSetPtr host;  // for tensors in host memory
-    // For GPU tensors that go through host memory. Its regions are separate, so that host tensors never wait for the turn of a
-    // slower GPU tensor. Only the set of all ranks gets such regions, at its first operation on GPU memory.
+    // For GPU tensors that go through host memory. Its regions are separate: in common regions, operations on host tensors
+    // would wait for slower operations on GPU tensors. Only the set of all ranks gets such regions, at its first operation on
+    // GPU memory.
     SharingSetPtr gpu;
     std::uint32_t next_operation = 0;  // the same on all members; part of the message tag
   };

@@ -1,5 +1,5 @@
-// An example for three ranks, as rank 1 sees it. An alltoall's `sizes` (FusedOp) are a table of numbers of tensor rows, with a
-// line for each sender and a column for each receiver:
+// An example for three ranks, as rank 1 sees it. An alltoall's `sizes` (FusedOp) are a table: how many rows of its tensor each
+// sender (a line) sends to each receiver (a column):
 //
 //               to 0   to 1   to 2
 //    from 0       1      2      3       sent      4 5 6     rank 1's line
@@ -59,7 +59,7 @@ std::unique_ptr<EngineOutput> Extents::output(const Request& request) const {
 }
 
 // A caller that gives memory (only for an allgather or a reducescatter) does not know the other members' rows, and assumes that
-// all members have equally many. So the caller's memory fits only in this case.
+// all members have equally many. So the caller's memory fits only if all members do have equally many rows.
 void* Extents::place(const Entry& entry, OutputCache& outputs) const {
   if (entry.output != nullptr && are_even()) return entry.output;
   auto made = output(*entry.request);

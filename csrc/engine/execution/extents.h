@@ -1,7 +1,7 @@
 // The sizes of an allgather, alltoall or reducescatter, as this rank sees them: the rows of each member, and the shape of the
 // result.
-// Thread: one at a time; pure, but place() stores memory in the entry's completion. Owns: its lists. Blocks: place(), as
-// OutputCache does. Throws: std::bad_alloc.
+// Thread: any, but only one at a time. Pure, except that place() stores memory in the entry's completion. Owns: its lists.
+// Blocks: place(), as OutputCache does. Throws: std::bad_alloc.
 #pragma once
 
 #include <algorithm>
@@ -41,10 +41,10 @@ struct Extents {
   std::vector<std::size_t> bytes(const std::vector<std::int64_t>& of) const {
     return scaled(of, row_bytes());
   }
-  // Describes the result of this rank's entry, which has no memory yet.
+  // Returns the description of the result of this rank's entry. The description has no memory yet.
   std::unique_ptr<EngineOutput> output(const Request& request) const;
-  // Returns the memory for the result of this rank's entry: the caller's memory, if the caller has given some and are_even();
-  // otherwise memory from `outputs`, which the entry's completion then owns.
+  // Returns the memory for the result of this rank's entry: the caller's memory, if the caller has given some and are_even() is
+  // true; otherwise new memory from `outputs`, which the entry's completion owns.
   void* place(const Entry& entry, OutputCache& outputs) const;
 
  private:

@@ -5,8 +5,8 @@
 //    tile number    | generation of the region: 24 | tiles of the set: 40 |
 //
 // Example for tags of 23 bits: operation 5 of set 2, channel 1, has the tag ((2 << 10) + 5) * 8 + 1 = 16425. The numbers of
-// operations in tags are 0 to 1022 (below operation_limit()), so operation 1028 has that tag again. The number 1023, whose bits
-// are all set, belongs to payloads of point to point, with the set id 0.
+// operations in tags are 0 to 1022 (below operation_limit()), so operation 1028 of set 2 has the same tag on channel 1. The
+// number 1023, whose bits are all set, belongs to payloads of point to point, with the set id 0.
 //
 // The tags of two operations that are in flight together differ in the set id or in the number, and the tags of two message
 // streams of one operation differ in the channel. So no rank takes a message of one operation or stream for a message of
@@ -14,8 +14,9 @@
 //
 // A rank reads a tile when the flag of the tile's owner in the region has reached the tile's number. Each set that gets a
 // region has a larger generation than all sets that had the region before. So the flags that earlier sets have left in the
-// region are smaller than the tile numbers of the new set, and only mean "not yet". The epoch of the set cannot serve as the
-// generation, because the set of all ranks has the smallest epoch, and may take a region after other sets (share_staging).
+// region are smaller than the tile numbers of the new set, and only mean "not yet". Sets are numbered in the order in which
+// they are added (SetId::epoch), but this number cannot serve as the generation: the set of all ranks has the smallest epoch,
+// and sometimes takes a region that other sets had before (share_staging).
 #include "engine/execution/operation.h"
 
 #include <algorithm>
@@ -41,7 +42,7 @@ int operation_bits(const transport::Transport& transport) {
   return transport.tag_bits() - collectives::kChannelBits - kSetBits;
 }
 
-// The numbers of operations in tags are below this number. The number itself stands for all point-to-point payloads.
+// In tags, operations have numbers below this limit. The limit itself is the number of all point-to-point payloads.
 std::uint32_t operation_limit(const transport::Transport& transport) {
   return (std::uint32_t{1} << operation_bits(transport)) - 1;
 }
@@ -115,8 +116,8 @@ collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 
-// The agreement says how many members contribute, so the completions of every class of operation get the number here. A joined
-// rank has no completion.
+// The agreement says how many members contribute, so this constructor, which every class of operation uses, writes the number
+// into the completions. A joined rank has no completion.
 Operation::Operation(QueuedOperation what) : what_(std::move(what)) {
   for (std::size_t i = 0; i < entries().size(); ++i) {
     const AgreedOperation& part = fused().parts[i];
@@ -144,8 +145,8 @@ std::unique_ptr<collectives::Collective> Operation::start_with_rows(
   }
 }
 
-// An allreduce for which no rank has a value is the only part of its FusedOp, because the planner does not fuse it. So the
-// first part answers for all.
+// An allreduce for which no rank has a value is never fused (plan_fusion), so it is the only part of its FusedOp. So
+// has_no_value() looks at the first part only.
 bool Operation::has_no_value() const {
   return fused().parts.front().contributors == 0 && first_request().kind == OpKind::kAllreduce;
 }

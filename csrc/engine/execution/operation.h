@@ -1,11 +1,11 @@
 // An Operation is one FusedOp that runs. Its class depends on where the tensors lie and how they travel: HostOperation
 // (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation (staged_operation.h). SharedRegions are the regions of
 // the host's window through which the members of a process set exchange data.
-// Thread: the holder of the progress token. Owns: SharedRegions owns the channels to the regions, and the sets that use the
-// regions next wait until all members have destroyed their channels; an Operation owns its collective and its buffers. Blocks:
-// only where OutputCache or a GPU's buffers block (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and
-// NCCL throw. After an exception the owner must retain the operation, because the transport may still touch the operation's
-// memory.
+// Thread: the holder of the progress token. Owns: SharedRegions owns the channels to the regions; an Operation owns its
+// collective and its buffers. If a later set gets the same regions, its members on a host use them only when the earlier set's
+// members on this host have destroyed their channels. Blocks: only where OutputCache or a GPU's buffers block
+// (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an exception the owner must
+// retain the operation, because the transport may still touch the operation's memory.
 #pragma once
 
 #include <cstddef>
@@ -58,9 +58,9 @@ inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 // Throws Error(Unsupported) if the transport's tags have room for fewer than 4 * kMaxRunning operations of a set.
 void check_tags(const transport::Transport& transport);
 
-// The tag of an operation's messages. The tags of a set repeat after operation_limit() (operation.cc) operations of the set. So
-// two operations of a set have different tags if the second began fewer than operation_limit() operations after the first.
-// operation: the operation's number in its set (Execution::Set::next_operation).
+// The tag of an operation's messages. operation: the operation's number in its set (Execution::Set::next_operation). The tags
+// of a set repeat after operation_limit() (operation.cc) operations of the set. So two operations of a set have different tags
+// if their numbers differ by less than operation_limit().
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
 // The tag of all point-to-point payloads; no operation has this tag. One tag is enough, because a sender and its receiver start
 // the payloads between them in the same order.
@@ -93,11 +93,11 @@ class Operation {
   virtual void start() = 0;
   // Returns true when finished. The entries' completions then hold the results but are not marked done.
   virtual bool advance() = 0;
-  // Has the operation begun all its collectives? Collectives take turns in shared memory in the order in which they begin, and
-  // all members need the same order. So the next operation does not start before has_begun() is true.
+  // Has the operation begun all its collectives? Collectives use the shared memory one after the other, in the order in which
+  // they begin, and all members need the same order. So the next operation does not start before has_begun() is true.
   virtual bool has_begun() const { return true; }
-  // Called when the operation has failed. Keeps the memory of the operation to which the transport or a GPU may still write.
-  // Afterwards the owner retains the operation.
+  // Called when the operation has failed. Makes sure that the operation's memory is not freed while the transport or a GPU may
+  // still write to it. Afterwards the owner retains the operation.
   virtual void abandon() = 0;
 
   const std::vector<Entry>& entries() const { return what_.entries; }

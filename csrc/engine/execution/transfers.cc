@@ -5,7 +5,7 @@
 //    other rank, a send               queues_, moving_  the transport, when the tensor is in host memory
 //    other rank, a receive            moving_           the transport, at once
 //    this rank                        own_              advance_own(): one copy, when the sent tensor is in host memory
-//    message that travelled whole     moving_           take(): one copy, at once
+//    payload in the offer (small)     moving_           take(): one copy, at once
 //
 // Payloads from one rank to another have no numbers by which the receiver could tell them apart. Instead, both ranks start the
 // payloads in the same order (PointToPoint), and no payload overtakes another: only the first transfer of a queue may start,
@@ -119,7 +119,7 @@ void Transfers::take_own(Entry receive, Entry send) {
   advance_own();
 }
 
-// `staged` stays empty for a tensor in host memory, and then source_of() and target_of() return the tensor's memory.
+// For a tensor in host memory `staged` stays empty, so source_of() and target_of() return the tensor's memory.
 void Transfers::make_room(Moving& receive) {
   if (!is_staged(receive.entry)) return;
   receive.staged = naming(*receive.entry.request, [&] { return staging_.room_for(receive.entry); });
@@ -153,9 +153,9 @@ void Transfers::finish(Moving& transfer) {
 
 // --- progress ---------------------------------------------------------------------------------------------------------
 
-// Advances the transfers of one direction, and goes on with the next transfer only when the first is done. If only a part of a
-// payload has moved, the function returns, so that other operations have a turn. ring() wakes the peer, which can now go on: it
-// has bytes to read, or room for more bytes, or its payload was read.
+// Advances the transfers of one direction, and begins the next transfer only when the first is done. If only a part of a
+// payload has moved, the function returns, so that other operations move data, too. ring() wakes the peer, which can now go on:
+// it has bytes to read, or room to write more bytes, or its payload has been read completely.
 template <typename Advance>
 bool Transfers::advance(std::deque<Moving>& transfers, int peer, Advance first) {
   bool any = false;

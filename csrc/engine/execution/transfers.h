@@ -2,8 +2,8 @@
 // share a host's window; the transport's messages carry them between other ranks. Tensors on GPUs go through page-locked memory
 // (gpu/message_staging.h). PointToPoint matches the sends and receives; Execution calls this class.
 // Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: as operation.h
-// says, and for copying. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that no correct rank
-// sends.
+// says, and while it copies a payload. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that
+// no correct rank sends.
 #pragma once
 
 #include <algorithm>
@@ -71,9 +71,9 @@ class Transfers {
     transport::PayloadWriter out;
     transport::PayloadReader in;
   };
-  // The transfers to and from another rank that the transport does not have. With streams, the first transfer of each direction
-  // moves, and the later ones wait. Without streams, only sends wait here: the transport gets receives at once, and sends in
-  // their order, each when its tensor is in host memory.
+  // Transfers to and from one other rank that have not been given to the transport. With streams, the first transfer of each
+  // direction moves, and the later ones wait. Without streams, only sends wait here: the transport gets receives at once, and
+  // sends in their order, each when its tensor is in host memory.
   struct Queues {
     std::optional<Streams> streams{};
     std::deque<Moving> sends{}, receives{};
@@ -84,7 +84,8 @@ class Transfers {
   template <typename Post>
   void start(Moving transfer, Post post);
   bool post_sends(Queues& queues, int to);
-  // Logs, once, that this process may not read the memory of rank `peer`. error: why, as an errno; 0: nothing to log.
+  // Logs, once, that this process is not allowed to read the memory of rank `peer`. error: the errno with the reason; 0: there
+  // is nothing to log.
   void tell_refusal(int peer, int error);
   // Is the payload of this send in host memory? If the tensor is on a GPU, is_here() also starts the copy, as soon as the
   // tensor is ready.

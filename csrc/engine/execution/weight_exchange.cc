@@ -5,7 +5,7 @@
 //    rank 1   [ 0 6 0 | 1 ]    [ 2 6 0 | 1 ]     Sum, prescale * 6/8
 //    rank 2   [ 0 0 0 | 0 ]    [ 2 6 0 | 1 ]     Sum, prescale * 0, and it contributes nothing
 //
-// All members see the same weights. So either all of them take the plain mean, or all take the sum.
+// All members see the same weights. So either all of them use the plain mean, or all use the Sum.
 #include "engine/execution/weight_exchange.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace hvdlite::engine {
 using base::ReduceOp;
 
 // Each member contributes a vector that holds its weight at its own place, its notice (1 or 0) at the last place, and zeros
-// elsewhere. The sum of these vectors holds all weights, without rounding. A weighted FusedOp has several parts only if these
-// are one group, and all tensors of a group have the same weight. So one weight is enough for the FusedOp.
+// elsewhere. The sum of these vectors holds all weights, without rounding. A weighted FusedOp has several parts only if they
+// are a group, and on each member all tensors of a group have the same weight. So one weight is enough for the FusedOp.
 std::unique_ptr<collectives::Collective> WeightExchange::start(
     const collectives::Comm& comm, Weight own, const collectives::Selection& selection) {
   weights_.assign(static_cast<std::size_t>(comm.size()) + 1, 0.0);

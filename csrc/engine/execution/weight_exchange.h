@@ -18,12 +18,12 @@ class WeightExchange {
   // Starts the collective, whose end the owner awaits. own: this rank's weight; 0 if the rank has joined.
   std::unique_ptr<collectives::Collective> start(const collectives::Comm& comm, Weight own,
                                                  const collectives::Selection& selection);
-  // Has start() been called, and not yet take()?
+  // True after start() until take() is called.
   bool pending() const { return !weights_.empty(); }
   // Call take() when the collective has ended. Returns the reduction for the second collective, that of the values. If all
-  // weights are equal and not 0, this is `mean`, the plain mean, which can use every algorithm. Otherwise it is a Sum whose
-  // prescale has this rank's share as a further factor (0 if all weights are 0). Counts the operation in counters.notices if
-  // any member has given notice. rank: this rank's place in the Comm.
+  // weights are equal and not 0, take() returns `mean`, the plain mean, for which every algorithm can be used. Otherwise take()
+  // returns a Sum with the prescale of `mean` times this rank's share (times 0 if all weights are 0). Counts the operation in
+  // counters.notices if any member has given notice. rank: this rank's place in the Comm.
   collectives::Reduction take(collectives::Reduction mean, int rank, Counters& counters);
   // Valid after take(). True: this rank's weight is 0, so the rank contributes nothing, even if its values are not finite.
   bool counts_nothing() const { return counts_nothing_; }

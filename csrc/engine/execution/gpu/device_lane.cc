@@ -9,22 +9,23 @@
 // operations A (staged), B (NCCL) and C (staged):
 //
 //    A starts     it stays in running_ until its data have passed through host memory, and the copies back are enqueued
-//    B starts     behind A: B does not wait until A has moved its data
+//    B starts     when A has started: B does not wait until A has moved its data
 //    C waits      until B is handed over, because until then only NCCL may enqueue work in the link's stream
 //
 // While an NCCL operation runs, no other operation starts. So an NCCL operation is the last one in running_, and runs_nccl()
 // looks only at that place.
 //
-// Why staged operations await their turn. Let A be an allreduce and C a broadcast from rank 0, for which rank 1 copies nothing
-// from its GPU. Without turns, this could happen:
+// Staged operations await their turn: each begins to move data only when all earlier ones have begun. An example shows why. Let
+// A be an allreduce, and C a broadcast from rank 0, for which rank 1 copies nothing from its GPU. If A and C did not await
+// their turns, this could happen:
 //
 //    rank 0    the copy of A arrives before the copy of C, because both are in one stream; A moves first
 //    rank 1    the copy of A has not arrived; C awaits no copy, and moves first
 //
 // Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move their
-// data. So rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while an operation
-// awaits its turn, step() does not advance later operations that await their turns. But step() advances operations that already
-// move data, and those of NCCL.
+// data. So rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while a staged
+// operation has not begun to move data (awaits_turn()), step() does not advance later staged operations that have not begun
+// either. But step() advances operations that already move data, and those of NCCL.
 //
 // If a kernel waits for a lost rank, the GPU never reaches the later events of the stream. So while the GPU has unfinished
 // work, look_after() also asks the communicator for errors.
@@ -117,7 +118,7 @@ bool DeviceLane::step() {
     running_bytes_ -= (*operation)->bytes();
     HandedOver& left = (*operation)->handed_over();
     if (left.event) {
-      // When the flags are valid, the watcher wakes the engine, which reports them.
+      // When the GPU has reached the event, the flags are valid, and the watcher wakes the engine, which reports the flags.
       if (left.check.flags) context_.watcher.watch(left.event);
       handed_over_.push_back(std::move(left));
     }
@@ -139,7 +140,7 @@ bool DeviceLane::look_after() {
       const Clock::time_point now = context_.shared.time.now();
       if (link_.route() == Route::kNccl && now - looked_at_ > kLookInterval) {
         looked_at_ = now;
-        // Only for the error, which busy() throws.
+        // The answer is not used: busy() throws the communicator's error, if there is one.
         static_cast<void>(link_.busy());
       }
       return oldest.event->finished();

@@ -5,9 +5,9 @@
 //
 // Operations start in their order. While NCCL's host side still works on an operation's calls, no later operation starts
 // (nccl_operation.h says why). A staged operation begins to move data in shared host memory only when all earlier staged
-// operations have begun to do so, because operations take turns there. An operation ends when all its work is enqueued on the
-// GPU. The lane keeps the operation's event until the GPU has done the work, and meanwhile asks NCCL for errors. Operations on
-// host memory of the same set are in another lane, and neither lane waits for the other.
+// operations have begun to do so, because operations use that memory one after the other. An operation ends when all its work
+// is enqueued on the GPU. The lane keeps the operation's event until the GPU has done the work, and meanwhile asks NCCL for
+// errors. The set's operations on host memory are in another lane, and neither lane waits for the other.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,9 @@ class DeviceLane {
     for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);
     for (const auto& operation : running_) std::ranges::for_each(operation->entries(), visit);
   }
-  // Fails all unfinished operations. This also ends kernels that wait for a lost peer. Afterwards the owner calls no other
-  // function, and retains the lane, because its operations keep the memory that a transfer may still use.
+  // Fails all unfinished operations. This also ends kernels that wait for a lost rank. Afterwards the owner calls no function
+  // of the lane any more, but retains the lane, because the lane's operations keep the memory that the transport or a GPU may
+  // still use.
   void abandon(const base::Status& why);
   // Called at the end of the set or of the engine, without a failure, when all operations have ended.
   void finish() { link_.finish(); }
@@ -64,8 +65,8 @@ class DeviceLane {
   std::deque<HandedOver> handed_over_;
   // When the lane last asked NCCL for errors.
   base::Clock::time_point looked_at_;
-  // For the limit to log lines about results that are not finite: the beginning of the current interval, the number of lines in
-  // it, and the number of FusedOps with such results since the last line.
+  // The number of log lines about results that are not finite is limited. For this limit: the beginning of the current
+  // interval, the number of lines in it, and the number of FusedOps with such results that no line has reported yet.
   base::Clock::time_point counted_since_;
   int lines_ = 0;
   std::uint64_t unreported_ = 0;

@@ -1,16 +1,17 @@
 // The steps of a link, and the cause of each change:
 //
-//    kOpening ──► kCards         this rank has opened its GPU, two streams and NCCL, as far as it has and needs them
+//    kOpening ──► kCards         this rank has tried to open a GPU, two streams and, if its knob permits NCCL, NCCL
 //    kCards ──► kInvitation      all cards are here, and the choice is NCCL
 //    kInvitation ──► kJoining    NCCL's unique id is here
-//    kJoining ──► kReporting     the verdict is known, and this rank has reported
+//    kJoining ──► kReporting     the verdict is here, and this rank has reported
 //    kReporting ──► kDone        this rank has sent and received all its reports and verdicts
 //
 //    kCards ──► kDone            all cards are here, and the choice is host memory, or to refuse the set's operations
 //    kInvitation ──► kDone       member 0 has no unique id: the link falls back, as after a verdict "not up"
 //
-// The first tag is for the allgather of the cards, the second for the broadcast of the invitation, and the third for reports
-// and verdicts, which have a channel each.
+// The verdict is member 0's message that tells whether all communicators are up. The link's first tag is for the allgather of
+// the cards, the second for the broadcast of the invitation, and the third for reports and verdicts, on two channels: one for
+// reports and one for verdicts.
 //
 // An example: NCCL fails on member 2, while the communicators of the other members still wait for member 2.
 //
@@ -30,8 +31,8 @@
 // All members reach the same route and the same text of the reason, because they compute both from the cards, the invitation
 // and the verdict, which are equal on all members.
 //
-// No step waits for another rank: advance() tests messages and asks the communicator, and returns false if nothing has
-// happened. While the link comes up, the caller gets no exception if NCCL fails. The error becomes a text in a card, an
+// No call of advance() waits for another rank: advance() tests messages and asks the communicator, and returns false if nothing
+// has happened. While the link comes up, the caller gets no exception if NCCL fails. The error becomes a text in a card, an
 // invitation or a report.
 #include "engine/execution/gpu/device_link.h"
 
@@ -55,7 +56,7 @@ DeviceLink::DeviceLink(const DeviceContext& context, std::shared_ptr<const Proce
                        const std::array<std::uint32_t, kTags>& tags, int home)
     : context_(context), set_(std::move(set)), tags_(tags), home_wanted_(home) {}
 
-// A rank that has submitted a GPU operation has already opened its GPU. So open_home() finds a GPU, except perhaps on a joined
+// A rank that has submitted a GPU operation has already opened its GPU. So open_home() can fail to open a GPU only on a joined
 // rank.
 void DeviceLink::open_home() {
   int gpu = home_wanted_;
@@ -167,8 +168,8 @@ void DeviceLink::invite() {
   step_ = Step::kInvitation;
 }
 
-// Posts the receives before it makes the communicator, because the other members send their messages even if the communicator
-// fails at once.
+// Posts the receives before it makes the communicator, because the other members send their messages even if this rank's
+// communicator fails at once.
 void DeviceLink::join() {
   step_ = Step::kJoining;
   since_ = context_.shared.time.now();
@@ -254,13 +255,14 @@ bool DeviceLink::poll_verdict() {
   if (rank() != 0) verdict_known_ = context_.transport.test(arriving_.front());
   if (!verdict_known_) return false;
   if (!own_known_) report(false, "another rank's communicator failed");
-  // This rank's communicator may be up although that of another member has failed. Then this rank ends its own.
+  // This rank's communicator may be up although that of another member has failed. In that case this rank ends its own
+  // communicator.
   if (verdict_.ok == 0) comm_.reset();
   step_ = Step::kReporting;
   return true;
 }
 
-// Member 0 logs the route for all members. If the route is refused, the error of each operation says why.
+// Only member 0 logs the route. A refused route is not logged, because the error of each operation says why it was refused.
 void DeviceLink::settle() {
   collective_.reset();
   step_ = Step::kDone;

@@ -1,5 +1,5 @@
-// What one process set needs to move GPU tensors between ranks: this rank's GPU for the set, its streams, and the route, which
-// is an NCCL communicator or host memory.
+// What one process set needs to move GPU tensors between ranks: this rank's home GPU for the set, the streams on this GPU, and
+// the route, which leads through an NCCL communicator or through host memory.
 // Thread: the holder of the progress token. Owns: the streams and the communicator. Blocks: only the first advance(), which
 // opens NCCL and, on a joined rank, a GPU. Throws: what Transport, the GPU's driver and, in busy(), NCCL throw. After an
 // exception the owner must keep the link, because the transport may still touch the link's memory.
@@ -11,11 +11,12 @@
 // and if that route is NCCL:
 //   member 0  NCCL's unique id, or why there is none                                       -> all
 //   all       ncclCommInitRankConfig without blocking; each polls its own communicator
-//   all       report to member 0: the communicator is up, or why not; member 0's verdict   -> all
+//   all       report to member 0: this rank's communicator is up, or why not
+//   member 0  verdict: all communicators are up, or why not                                -> all
 //
 // A rank whose communicator fails reports the failure at once. The verdict reaches the other ranks while their communicators
-// still wait for that rank. Then they abort their communicators and report. So in every case each rank but member 0 sends one
-// report and gets one verdict.
+// still wait for that rank. After the verdict the other ranks abort their communicators and report. So in every case each rank
+// but member 0 sends one report and gets one verdict.
 #pragma once
 
 #include <array>
@@ -46,8 +47,8 @@ class DeviceLink {
  public:
   static constexpr std::size_t kTags = 3;
 
-  // home: the GPU of this rank's first GPU operation on the set. -1: the rank has joined before such an operation; then the
-  // first advance() opens the GPU that matches the rank's place on the host.
+  // home: the GPU of this rank's first GPU operation on the set. -1: the rank has joined before it submitted such an operation;
+  // in this case the first advance() opens the GPU that matches the rank's place on the host.
   DeviceLink(const DeviceContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
@@ -74,7 +75,7 @@ class DeviceLink {
   // Is the communicator still busy with earlier calls? Throws the communicator's asynchronous error, if there is one.
   bool busy() const { return comm_ && comm_->busy(); }
 
-  // finish() and abort() end the link; abort() also ends kernels that wait for a lost peer.
+  // finish() and abort() end the link; abort() also ends kernels that wait for a lost rank.
   void finish();
   void abort();
   // An event after all work in both streams. Null if there is no GPU, or if an event cannot be recorded.

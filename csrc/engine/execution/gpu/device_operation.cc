@@ -59,8 +59,8 @@ DeviceOperation::DeviceOperation(QueuedOperation what, DeviceLink& link)
                       base::is_float(first_request().dtype)) {}
 
 // Kernels may still run. Their buffers become free when the kernels have ended; if no event can tell when, the buffers are
-// never freed. The same holds for an output that the engine has made, because the completion would return this output to the
-// pool without an event, and so as free at once.
+// never freed. Outputs that the engine has made are treated like these buffers. If an output stayed in its completion, the
+// completion would return it to the pool without an event, and the pool would use it again at once.
 void DeviceOperation::abandon() {
   for (const Entry& entry : entries()) {
     if (entry.request && entry.completion->output) {

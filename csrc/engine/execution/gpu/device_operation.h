@@ -34,8 +34,9 @@ class DeviceOperation : public Operation {
 
   void abandon() override;
   virtual bool is_nccl() const = 0;
-  // Must the operation still begin to move data in shared host memory? All members must begin that in the lane's order. So
-  // until it has begun, the lane advances no later operation for which awaits_turn() is true.
+  // True until a staged operation begins to move data; always false for an NCCL operation. Staged operations use shared host
+  // memory one after the other, so all members must begin to move their data in the lane's order. So while awaits_turn() is
+  // true for an operation, the lane advances no later operation for which it is true as well.
   virtual bool awaits_turn() const { return false; }
   // Valid after the operation has finished. Its event is null if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }
@@ -59,8 +60,8 @@ class DeviceOperation : public Operation {
   // GPU. After gather(), place() is valid.
   void gather();
   // Allocates this rank's output of an operation whose output the engine makes. Returns the address on the home GPU to which
-  // the operation must write: that of the output or, if the output lies on another GPU, that of memory which hand_over() copies
-  // to the output. Null if this rank has joined.
+  // the operation must write. This is the output itself if it lies on the home GPU; otherwise it is other memory, which
+  // hand_over() copies to the output. Null if this rank has joined.
   void* make_output(const Extents& extents, device::cuda::Stream stream);
   // Memory of the home GPU for work in `stream`, and page-locked memory of the host. Both kinds of memory become free after the
   // operation's event.

@@ -33,12 +33,13 @@ std::vector<int> members_with(RouteCard::Preference knob, std::span<const RouteC
   return found;
 }
 
-// The reason not to choose NCCL for these members; "" if there is none. *certain: NCCL is impossible for these members. If NCCL
-// is perhaps possible, the members choose it nevertheless when one of them has HVDLITE_GPU_ROUTE=nccl.
+// The reason not to choose NCCL for these members; "" if there is none. *certain becomes true if NCCL is impossible for these
+// members. If it becomes false, NCCL is perhaps possible, and the members choose NCCL nevertheless if one of them has
+// HVDLITE_GPU_ROUTE=nccl.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
-  // First looks for certain obstacles on all members. A card without a GPU or without NCCL has zeros in these fields, and the
-  // comparisons of the second loop would name a wrong cause.
+  // First looks for certain obstacles on all members. A card without a GPU or without NCCL has zeros in the fields that the
+  // second loop compares, so that loop would name a wrong cause.
   *certain = true;
   for (std::size_t i = 0; i < cards.size(); ++i) {
     if (cards[i].has_gpu != 0 && cards[i].nccl_version != 0) continue;

@@ -1,5 +1,5 @@
-// Chooses the route of a process set's GPU operations: the card, in which each member describes itself, and the choice that all
-// members make from the cards.
+// Chooses the route of a process set's GPU operations. Each member describes itself in a card, and all members make the same
+// choice from the cards.
 // Thread: pure. Owns: nothing. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
@@ -30,7 +30,7 @@ enum class Route { kNccl, kStaged, kRefused };
 struct RouteChoice {
   Route route = Route::kStaged;
   bool falls_back = false;  // staged, although no rank asked for it
-  // NCCL adds 16-bit floats in float32, on all members if one member asks for that.
+  // If at least one member asks for it, NCCL adds 16-bit floats in float32 on all members.
   bool float32_sums = false;
   std::string why;  // for the log and for errors; if NCCL was chosen, its version
 };

@@ -19,8 +19,8 @@ namespace hvdlite::engine {
 
 class DeviceWatcher {
  public:
-  // ring: wakes the thread that drives the engine. It is called in the completion thread with this object's lock, so it must
-  // call no function of this object, and throw nothing.
+  // ring: wakes the thread that drives the engine. The completion thread calls `ring` while it holds this object's lock. So
+  // `ring` must call no function of this object, and throw nothing.
   explicit DeviceWatcher(std::function<void()> ring) : ring_(std::move(ring)) {}
   ~DeviceWatcher() { stop(); }
   DeviceWatcher(const DeviceWatcher&) = delete;

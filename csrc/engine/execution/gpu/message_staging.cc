@@ -39,7 +39,7 @@ bool MessageStaging::fetch(const Entry& entry, StagedMemory* memory) {
   return memory->arrived->finished();
 }
 
-// get() needs a stream, but does not use it for page-locked memory.
+// The pool's get() has a stream as an argument, but does not use it for page-locked memory.
 StagedMemory MessageStaging::room_for(const Entry& entry) {
   device::Device& device = devices_.device(entry.request->device);
   return {device.pinned->get(entry.request->bytes(), streams_of(entry).returns.get())};

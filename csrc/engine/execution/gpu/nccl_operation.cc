@@ -21,7 +21,8 @@
 //
 // All members make matching calls. They derive the calls and the counts from the agreed operation, from its sizes and from the
 // recipe, and never from their own tensors. A joined rank makes the calls as well. It gives the op's identity to a reduction,
-// and no rows to an allgather or alltoall. It receives the result of an allgather or broadcast in memory that nobody reads.
+// and no rows to an allgather or alltoall. It receives the result of an allgather, alltoall or broadcast in memory that nobody
+// reads.
 #include "engine/execution/gpu/nccl_operation.h"
 
 namespace hvdlite::engine {
@@ -52,7 +53,7 @@ bool NcclOperation::serves(const FusedOp& fused, const DeviceLink& link) {
   return !reduces(first.kind) || recipe_of(fused.parts.front(), link);
 }
 
-// A reduction always has a recipe here, because the lane makes an NcclOperation only if serves() is true.
+// The lane makes an NcclOperation only if serves() is true. So recipe() is called only for reductions that have a recipe.
 Recipe NcclOperation::recipe() const { return *recipe_of(fused().parts.front(), link()); }
 
 void NcclOperation::start() {
@@ -152,8 +153,8 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// `from` has the rows of all members, and `to` gets the reduced rows of this rank. NCCL writes to `to` only in the Reduce whose
-// root is this rank.
+// `from` has this rank's values of all rows, and `to` gets the reduced rows of this rank's result. NCCL writes to `to` only in
+// the Reduce whose root is this rank.
 void NcclOperation::reduce_rows(const void* from, void* to, const Extents& extents,
                                 const Recipe& how) {
   const std::vector<std::size_t> counts = extents.elements(extents.rows);
@@ -215,7 +216,7 @@ void NcclOperation::broadcast() {
 }
 
 // In the input and in the output the rows of the members lie one after the other. So the offsets `from` and `to` grow with each
-// member, also with this rank.
+// member, this rank included.
 void NcclOperation::alltoall() {
   const Extents extents(fused(), set().index, ranks());
   void* output = make_output(extents, stream());

@@ -9,7 +9,8 @@
 //    float32, float64               the request's wire dtype                  the wire dtype
 //    complex                        the same                                  two floats for each element (Recipe::parts)
 //
-// Where an Average is divided. The divisor is less than the number of members if members that have joined do not count:
+// Where an Average is divided. Usually the divisor is the number of members. It is less if the Average does not count some of
+// the members that have joined:
 //
 //    floats and complex, unscaled, divisor = number of members > 1    by NCCL, as part of its operator Avg
 //    otherwise, if the wire dtype is float16                          when packed
@@ -104,8 +105,8 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   const bool average = request.op == ReduceOp::kAverage;
   const bool sums = average || request.op == ReduceOp::kSum;
   if (request.op == ReduceOp::kAdasum) return std::nullopt;
-  // NCCL has no 16-bit integers. If NCCL added wider integers, unpacking would clamp the sums, whereas hvdlite's own sums of
-  // 16-bit integers wrap.
+  // NCCL has no 16-bit integers. If NCCL added them as wider integers, unpacking would clamp the sums, but hvdlite's own sums
+  // of 16-bit integers wrap.
   if (base::size_of(request.dtype) == 2 && !floats) return std::nullopt;
   Recipe recipe;
   const DType dtype = request.dtype == DType::kBool ? DType::kUInt8 : request.dtype;
@@ -118,9 +119,9 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   recipe.pack = {.from = dtype, .to = wire, .factor = request.prescale, .divisor = 1, .op = op};
   recipe.unpack = {.from = wire, .to = dtype, .factor = request.postscale, .divisor = 1, .op = op};
   const bool unscaled = request.prescale == 1.0 && request.postscale == 1.0;
-  // The average of one rank is its sum, so use ncclSum. NCCL's kernel for the average of one rank leaves the last element of
-  // some odd numbers of 16-bit floats unwritten (2.28.9 on an H200: 8481 elements, out of place; also when it is called
-  // directly).
+  // The average of one rank is its sum, so use ncclSum. For some odd numbers of 16-bit floats, NCCL's kernel for the average of
+  // one rank does not write the last element (NCCL 2.28.9 on an H200: 8481 elements, out of place; also if a program calls NCCL
+  // without hvdlite).
   if (average && floats && unscaled && divisor == ranks && ranks > 1) {
     recipe.op = nccl::kAvg;
   } else if (average && wire == DType::kFloat16) {

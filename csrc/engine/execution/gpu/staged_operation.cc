@@ -79,8 +79,8 @@ void StagedOperation::fetch_bytes(std::byte* to, const void* from, std::size_t b
   fetched_ = true;
 }
 
-// A single tensor that needs no conversion is not packed, unless its result has to be checked, because unpacking does the
-// check.
+// Several tensors are packed. A single tensor is packed only if its dtype is converted, or if its result has to be checked for
+// values that are not finite, because unpacking does the check.
 bool StagedOperation::is_packed() const {
   return entries().size() > 1 || first_request().wire != Wire::kSame || watches_finite();
 }
@@ -145,7 +145,7 @@ void StagedOperation::fetch_reduction() {
 
 // --- moving ---------------------------------------------------------------------------------------------------------
 
-// Ends the wait for the turn: a collective in shared memory takes its turn when it is made.
+// Ends the wait for the turn: the order in which collectives use shared memory is the order in which they are created.
 void StagedOperation::move() {
   stage_ = Stage::kMoving;
   const Request& first = first_request();
@@ -159,7 +159,8 @@ void StagedOperation::move() {
   }
 }
 
-// Reduces the fusion buffer as one tensor, except for Adasum, which has to see each tensor by itself.
+// Reduces the fusion buffer as one tensor. Only for Adasum each tensor is a separate part, because Adasum treats each tensor by
+// itself.
 void StagedOperation::move_allreduce() {
   collectives::AllreduceArgs args;
   args.reduction = reduction_of(fused().parts.front(), comm_.size());

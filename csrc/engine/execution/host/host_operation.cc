@@ -15,7 +15,7 @@
 // An allreduce of several tensors is scattered if the algorithm can take the tensors where they lie (takes_scattered);
 // otherwise they are packed. This depends on the size of the tensors, the reduction, the set and the knobs, which are the same
 // on all members. It does not depend on where a rank's tensors lie, or on whether the rank has joined. A joined rank packs the
-// identity, and gets memory of the pool if the algorithm needs memory.
+// identity of the op, and gets memory of the pool if the algorithm needs memory.
 #include "engine/execution/host/host_operation.h"
 
 #include <cmath>
@@ -34,8 +34,8 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (bytes > 0 && to != from) kernels::plain_copy(to, from, bytes);
 }
 
-// Fills memory with the identity of this sum. For floats the identity is the zero that the prescale turns into -0, because +0
-// would turn a sum of -0 into +0.
+// Fills memory with the identity of this sum. For floats the identity is -0, because adding +0 would turn a sum of -0 into +0.
+// The prescale is applied to this memory later. So the memory gets -0, or +0 if the prescale is negative.
 void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
   std::memset(to, 0, bytes);
   if (!base::has_fractions(sum.dtype) || std::signbit(sum.prescale)) return;
@@ -123,7 +123,8 @@ void HostOperation::start_prepared_allreduce() {
     part.output = scratch(bytes());
     packed_ = true;
   }
-  // Has each member sent its whole input, or the part that this rank reduces?
+  // If each payload is a member's whole input, this rank makes the result at once. Otherwise each payload is the part that this
+  // rank reduces for all.
   if (payloads().front().size() == bytes()) {
     collectives::allreduce_prepared(inputs, comm_.hosts(), part, reduction, tuning.isa);
   } else {
@@ -149,10 +150,11 @@ void HostOperation::reduce(collectives::Reduction reduction) {
   if (collective_->result_is_open()) ++context_.counters.open_results;
 }
 
-// Reduces straight from and to the tensors. A joined rank's pointers are null; if the algorithm is not scattered, it needs
-// memory for the result, and gets scratch memory. If the members agreed on an arena, the tensors of all members lie in the
-// arena, and no member has joined. allreduce_push would read the other members' tensors there with this member's prescale. So
-// if the members' prescales differ (own_prescale), the tensors are reduced as in any other memory.
+// Reduces straight from and to the tensors. A joined rank's pointers are null. If the allreduce is not scattered, its algorithm
+// needs memory for the result, so a joined rank gives it scratch memory. If the members agreed on an arena, the tensors of all
+// members lie in the arena, and no member has joined. With `mapped`, the algorithm (allreduce_push) reads the other members'
+// tensors in the arena, and applies this member's prescale to all of them. So if the members' prescales differ (own_prescale),
+// the tensors are reduced as in any other memory.
 void HostOperation::start_allreduce_in_place(collectives::Reduction reduction, bool scattered) {
   collectives::AllreduceArgs args;
   args.parts.reserve(fused().parts.size());
@@ -179,7 +181,8 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
     if (const void* const input = input_of(i)) {
       copy(buffer + offset, input, bytes);
     } else {
-      // This rank contributes nothing. The planner allows that in a fused operation only if the op is Sum or Average.
+      // This rank contributes nothing. In a FusedOp of several parts (plan_fusion) this happens only if the op is Sum or
+      // Average.
       fill_with_zeros(buffer + offset, bytes, first);
     }
     offset += bytes;
@@ -190,7 +193,7 @@ void HostOperation::start_fused_allreduce(collectives::Reduction reduction) {
   collective_ = collectives::start_allreduce(comm_, args, context_.selection);
 }
 
-// The tensors of a rank that has joined have no output, so unpack() skips them. The buffer returns to the pool for the next
+// On a rank that has joined, the outputs are null, so unpack() skips them. The buffer returns to the pool for the next
 // operation.
 void HostOperation::unpack() {
   std::size_t offset = 0;
@@ -212,8 +215,8 @@ void* HostOperation::allocate_output(const Extents& extents) {
   return extents.place(entries()[0], context_.outputs);
 }
 
-// The collective has one buffer, `data`: on the root it is the payload to send, and on all other members the memory for the
-// result. On every member `data` is the output. So the root first copies its input to the output, unless they are the same. A
+// The collective has one buffer, `data`: on the root it has the payload to send, and on the other members it gets the result.
+// Every member gives its output as `data`. So the root first copies its input to its output, if these are different memory. A
 // joined rank gets memory of the pool, because the algorithm may pass the payload on from there.
 void HostOperation::start_broadcast() {
   const Request& request = first_request();
