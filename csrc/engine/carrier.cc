@@ -4,9 +4,9 @@
 //    remove_set    SetDirectory ──► Numbering ──► Membership ──► PointToPoint ──► Execution
 //
 // A new set comes to Execution first, because Execution makes the set's channel through shared memory, and SetDirectory stores
-// whether all members have one (share_memory()). A removal comes to SetDirectory first: from then on a caller's request for the
-// set is refused inside the caller's call. An entry that is in the queue at that moment is refused later, when a pass admits it
-// (kRemovedSet).
+// whether all members share memory (share_memory()). A removal comes to SetDirectory first: from then on a caller's request for
+// the set is refused inside the caller's call. An entry that is in the queue at that moment is refused later, when a pass
+// admits it (kRemovedSet).
 #include "engine/carrier.h"
 
 namespace hvdlite::engine {

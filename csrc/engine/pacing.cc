@@ -1,6 +1,6 @@
-// The limits of longest_sleep(), by the time for which nothing has happened. "No bell" means that some rank cannot ring this
-// rank's doorbell. In that case, and while data move, a sleep is not longer than the time waited so far (or 20 µs), so that a
-// sleep at most doubles a wait:
+// The limits of longest_sleep(), by the "time waited", the time for which nothing has happened. "No bell" means that some rank
+// cannot ring this rank's doorbell. In that case, and while data move, a sleep is not longer than the time waited so far (or 20
+// µs), so that a sleep at most doubles a wait:
 //
 //    time waited   moving data   negotiating, no bell   idle, no bell   negotiating, bells   idle, bells
 //    10 µs         20 µs         20 µs                  20 µs           10 ms                250 ms

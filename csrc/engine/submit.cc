@@ -336,15 +336,15 @@ bool Engine::push(std::span<Entry> entries) {
 // Makes a pass in the calling thread, for point-to-point entries that were just submitted without a callback while nothing else
 // was in flight. A small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread
 // would take longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine
-// thread has to make the pass. whole: the messages are small enough to travel whole. Then the engine thread is not woken after
-// the pass, because no other rank waits for an answer of this rank, unless too many such messages wait for a receive
-// (PointToPoint::Settings). (poll() wakes the engine thread later.)
+// thread has to make the pass. whole: the messages are small enough to travel whole. If so, this function does not wake the
+// engine thread after the pass, because usually no other rank waits for an answer of this rank. (Another rank waits for one
+// only if too many such messages wait for a receive, see PointToPoint::Settings.) poll() wakes the engine thread later.
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
   give_token_back();
-  // An answer of the other rank has to be handled soon. The answer rings the doorbell, so an engine thread that sleeps there needs
-  // no ring.
+  // The engine thread has to handle an answer of the other rank soon. If the engine thread sleeps at the doorbell, the answer
+  // itself wakes it. So only a sleep at kick_ has to be ended here.
   if (!whole && has_work()) kick_.bump();
   return true;
 }
