@@ -11,8 +11,8 @@
 
 namespace hvdlite::engine {
 
-// All control messages of the engine leave here, also those of Membership, so the counters miss none. control_bytes_sent counts
-// the bytes of the encoded messages.
+// The engine sends all control messages with this function, also those of Membership, so the counters count all of them.
+// control_bytes_sent counts the bytes of the encoded messages.
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);
   ++shared_.counters.control_messages_sent;

@@ -8,9 +8,9 @@
 //    100 ms        200 µs        4 ms                   5 ms            10 ms                250 ms
 //    10 s          200 µs        5 ms                   50 ms           10 ms                250 ms
 //
-// With bells the limits are long, because a ring ends the sleep. The limits then only protect against a ring that is lost, and
-// bound the time between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so the
-// limit while data move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every
+// With bells the limits are long, because a ring ends the sleep. These long limits only protect against a ring that is lost,
+// and bound the time between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so
+// the limit while data move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every
 // sleep.
 #include "engine/pacing.h"
 

@@ -13,7 +13,7 @@
 // The completions and the handle exist before the push, because after the push another thread may end the operations at once,
 // and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that this rank
 // refuses uses up no number. Otherwise this rank's next unnamed operation would have another name than the same operation on
-// the other ranks. The lock of Numbering is held until then, so no other thread gets the same number.
+// the other ranks. The lock of Numbering is held until the numbers are used up, so no other thread gets the same number.
 
 #include <algorithm>
 #include <array>
@@ -167,8 +167,8 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   auto lock = shared_.numbering.begin();
   std::array<std::uint64_t, base::kNumOpKinds> used{};
   // Uses up the numbers and releases the lock. For sends and receives, call it before the submission: the submission may make a
-  // pass, and a pass may call Numbering::joined(), which takes the lock. Then a refused send or receive uses up its number,
-  // too, which does no harm, because ranks do not compare the names of sends and receives.
+  // pass, and a pass may call Numbering::joined(), which takes the lock. In this order a refused send or receive uses up its
+  // number, too, which does no harm, because ranks do not compare the names of sends and receives.
   const auto use_up = [&] {
     for (std::size_t each = 0; lock && each < used.size(); ++each) {
       if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);

@@ -38,7 +38,7 @@ using base::seconds_between;
 namespace {
 
 // The time between two looks is the lower limit divided by kLooksPerLimit, but at least kShortestPause and at most
-// kLongestPause. While a question is open, the time is kShortestPause. All times here are in seconds.
+// kLongestPause. While a question is open, the time is kShortestPause. All times in these constants are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 // Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
