@@ -4,15 +4,15 @@
 //    remove_set    SetDirectory ──► Numbering ──► Membership ──► PointToPoint ──► Execution
 //
 // A new set comes to Execution first, because Execution makes the set's channel through shared memory, and SetDirectory stores
-// whether all members have one (share_memory()). A removal comes to SetDirectory first: from then on a caller's request for the
-// set is refused inside the caller's call. An entry that is in the queue at that moment is refused later, when a pass admits it
-// (kRemovedSet).
+// whether all members share memory (share_memory()). A removal comes to SetDirectory first: from then on a caller's request for
+// the set is refused inside the caller's call. An entry that is in the queue at that moment is refused later, when a pass
+// admits it (kRemovedSet).
 #include "engine/carrier.h"
 
 namespace hvdlite::engine {
 
-// All control messages of the engine leave here, also those of Membership, so the counters miss none. control_bytes_sent counts
-// the bytes of the encoded messages.
+// The engine sends all control messages with this function, also those of Membership, so the counters count all of them.
+// control_bytes_sent counts the bytes of the encoded messages.
 void Carrier::send(int rank, const Message& message) {
   std::vector<std::byte> bytes = encode(message);
   ++shared_.counters.control_messages_sent;

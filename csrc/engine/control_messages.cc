@@ -135,7 +135,7 @@ void Cycle::carry_out(const Membership::Undecided& action) {
 }
 
 void Cycle::carry_out(const Membership::Fail& action) {
-  // told: the failure is an exception of the program, which its user sees anyway.
+  // If `told` is true, the failure is an exception of the program, and the user sees this exception anyway.
   if (!action.told) tell_user(action.why);
   if (shared_.failure.record(action.why)) negotiation_.abandon();
   end_all(shared_.failure.status());

@@ -37,7 +37,8 @@ using base::Status;
 
 namespace {
 
-// The limit, in bytes, to the whole messages (kWholeBytes) of one sender that wait at the receiving rank for their receives.
+// Small messages of one sender that travel whole (kWholeBytes) may wait at the receiving rank for their receives. This is the
+// limit to their bytes.
 constexpr std::size_t kUnreceivedBytes = std::size_t{1} << 20;
 
 // If all ranks share one window, a message for a send or receive always comes through it, and pass_once() need not ask MPI for
@@ -169,9 +170,10 @@ Outlook Cycle::outlook() const {
 
 // --- endings ----------------------------------------------------------------------------------------------------------
 
-// Until Negotiation::close() has succeeded, an operation that this rank has announced at a port may become complete, and then
-// the others need this rank for it. So this rank fails no entry before that. The Goodbyes are sent last. Because messages
-// arrive in order, the others first handle all earlier messages of this rank.
+// Until Negotiation::close() has succeeded, an operation that this rank has announced at a port (Agreement, the way to a
+// ledger) may become complete, and then the others need this rank for it. So this rank fails no entry before close() has
+// succeeded. The Goodbyes are sent last. Because messages arrive in order, the others first handle all earlier messages of this
+// rank.
 bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;

@@ -31,17 +31,18 @@ class Cycle {
   Cycle(transport::Transport& transport, SharedState& shared, collectives::Selection selection);
 
   // Returns true if anything happened. flush: announce queued entries now, because a caller waits. thorough: look for the
-  // control messages of all ranks. If all ranks of the job agree in shared memory, they send few, and this look costs more than
-  // the rest of the pass. So a caller that drives asks for the look only in some passes.
+  // control messages of all ranks. If all ranks of the job agree in shared memory, they send few control messages, and this
+  // look costs more than the rest of the pass. So a caller that drives asks for the look only in some passes.
   bool pass(bool flush, bool thorough);
   Outlook outlook() const;
   // When anything last happened.
   base::Clock::time_point moved_at() const { return moved_at_; }
 
   // say_goodbye: fails entries that are not agreed, except those that a coordinator may still decide, and sends a Goodbye to
-  // all other ranks; false: call it again. drained: true when agreed operations, matched sends and receives, and the GPUs' work
-  // are done, and all messages are sent. After a Goodbye, also each coordinator that was asked for an answer must have answered
-  // or left. If another rank cannot be reached any more, both functions make this rank fail, as a pass does.
+  // all other ranks. If it returns false, call it again. drained: true when agreed operations, matched sends and receives, and
+  // the GPUs' work are done, and all messages are sent. After the Goodbyes there is one more condition: each coordinator that
+  // was asked for an answer has answered or left. If another rank cannot be reached any more, both functions make this rank
+  // fail, as a pass does.
   bool say_goodbye();
   bool drained();
   // raise_failure: makes this rank fail with this cause, ends all its operations, and tells the cause to every
@@ -72,8 +73,8 @@ class Cycle {
   bool receive(bool host_only);
   // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
   void receive_late();
-  // Gives the message to the machine that it concerns: a Verdict to Negotiation or PointToPoint, and each kind of message
-  // without an overload here to Membership (the template). Before a Goodbye, Negotiation catches up.
+  // Gives the message to the machine that it concerns: a Verdict to Negotiation or PointToPoint, and each kind of message that
+  // has no overload in this class to Membership (the template). Before a Goodbye, Negotiation catches up.
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }

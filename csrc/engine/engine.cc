@@ -22,13 +22,14 @@
 //
 // Each of the three has a number that changes when somebody wakes the sleepers. A thread that wants to sleep reads the number
 // (EventCount::value(); listen() for the doorbell), then looks for work, and then sleeps only while the number is the same. A
-// thread that makes work first stores the work, and then changes the number. So no wake-up is lost between the look and the
-// sleep. In two cases the look comes before the number is read, and a wake-up may be lost. A driving thread may miss a claim,
-// so the thread with the claim rings every millisecond. The engine thread may miss the end (stop_), and then sleeps until
-// kStandAside is over.
+// thread that has work for the sleepers first stores the work, and then changes the number. So no wake-up is lost between the
+// look and the sleep. In two cases the look comes before the number is read, and a wake-up may be lost. A driving thread may
+// miss a claim, so the thread with the claim rings every millisecond. The engine thread may miss the end (stop_), and then
+// sleeps until kStandAside is over.
 //
-// A driving caller keeps the token while it sleeps, and the engine thread does not. So a caller that comes while the engine
-// thread sleeps takes the token at once. A caller that comes while another caller sleeps has to ring the doorbell.
+// A driving caller keeps the token while it sleeps. The engine thread gives the token back before it sleeps. So a caller that
+// comes while the engine thread sleeps takes the token at once. A caller that comes while another caller sleeps has to ring the
+// doorbell.
 //
 // The order of shutdown():
 //
@@ -130,7 +131,7 @@ void Engine::require_usable() const {
   }
 }
 
-// --- a caller waits, and drives progress meanwhile -------------------------------------------------------------------
+// --- a caller waits, and drives the cycle meanwhile ------------------------------------------------------------------
 
 bool Engine::poll(std::int64_t handle) {
   const CompletionArray batch = shared_.handles.find(handle);
@@ -194,11 +195,11 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
 
 // The caller counts itself as waiting before it tries to get the token, and the engine thread reads that count before it takes
 // the token. So while a caller waits, the engine thread makes at most one more pass. The last caller that stops waiting wakes
-// the engine thread if operations have not ended. Otherwise an engine thread that sleeps at kick_ would sleep until kStandAside
-// is over, and one that sleeps at the doorbell until longest_sleep() is over.
+// the engine thread if operations have not ended. Without this wake-up, an engine thread that sleeps at kick_ would sleep until
+// kStandAside is over, and one that sleeps at the doorbell until longest_sleep() is over.
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
-  // Has this thread driven until the operation ended? Then the cycle knows when it ended.
+  // Has this thread driven until the operation ended? Then the cycle knows the time of this end.
   bool drove = false;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
@@ -211,8 +212,8 @@ bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadlin
       if (drove) *ended = cycle_.moved_at();
       give_token_back();
     } else if (!completion->is_done()) {
-      // If the token holder sleeps at the doorbell, perhaps before it has announced this caller's operation, the ring wakes it
-      // for another pass.
+      // The token holder may sleep at the doorbell, and may have made its last pass before this caller submitted its operation.
+      // In this case the ring wakes the token holder for another pass.
       transport_->ring(transport_->rank());
       const auto rest = std::chrono::duration_cast<microseconds>(deadline - shared_.time.now());
       shared_.event.wait(seen, std::clamp(rest, microseconds(0), kStandAside));
@@ -246,7 +247,7 @@ void Engine::give_token_back() {
   tell(std::move(to_tell));
 }
 
-// Called without the token or on a closed engine, because a watcher may wait for progress.
+// Called without the token or on a closed engine, because a watcher may wait for other operations.
 void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
@@ -317,9 +318,9 @@ bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most
 
 // --- the engine thread ----------------------------------------------------------------------------------------------
 
-// Each turn takes the token for one pass and reads the outlook, which belongs to the cycle, before it returns the token. All
-// sleeps are without the token. `unrung` carries the answer of sleep() to the next turn: only the next pass shows whether there
-// was work.
+// Each turn of the loop takes the token, makes one pass, reads the outlook of the cycle, and returns the token. The engine
+// thread never holds the token while it sleeps. `unrung` carries the answer of sleep() to the next turn of the loop: only the
+// next pass shows whether there was work.
 void Engine::run() {
   base::name_this_thread("hvdlite");
   base::sharpen_timers();

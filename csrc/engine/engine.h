@@ -1,4 +1,5 @@
-// One rank's engine as callers see it. Any number of engines can live in one process (ranks as threads).
+// One rank's engine as callers see it. Any number of engines can live in one process (in tests the ranks of a job are threads
+// of one process).
 // Thread: any thread may call any public function, also during shutdown() and after it. The destructor comes after all other
 // calls, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine thread.
 // Blocks: only wait, pause, shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a
@@ -65,13 +66,14 @@ class Engine {
 
   const Topology& topology() const { return topology_; }
 
-  // Takes all operations, at least one, or throws and takes none. The watcher is called when all of them have ended; *handle is
-  // set before that. Throws Error(InvalidArgument, Unsupported, System) for requests that this rank refuses, for names that are
-  // in flight and for an unknown prepared group. After the engine has failed, throws the first failure; after shutdown() and in
-  // a forked child, Error(NotInitialized). All operations without a name must be of one kind on one set (sends and receives may
-  // be mixed), and have no group label. They get their names here: each has a number of its own in its name, or all have one
-  // number if they form a group (group_size says so). The thread that drives calls the watcher after it has given the token
-  // back (at shutdown: after the engine is closed), so the watcher may wait for other operations.
+  // Takes all operations of the submission (there must be at least one), or throws and takes none. The watcher is called when
+  // all of them have ended; *handle is set before that. Throws Error(InvalidArgument, Unsupported, System) for requests that
+  // this rank refuses, for names that are in flight and for an unknown prepared group. After the engine has failed, throws the
+  // first failure; after shutdown() and in a forked child, Error(NotInitialized). All operations without a name must be of one
+  // kind on one set (sends and receives may be mixed), and have no group label. submit() names them: each name has a number of
+  // its own, but if the operations form a group (group_size says so), all names have one number. The thread that drives calls
+  // the watcher after it has given the token back (at shutdown: after the engine is closed), so the watcher may wait for other
+  // operations.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a
@@ -95,7 +97,7 @@ class Engine {
 
   // Memory for a result whose size the caller knows. The memory may outlive the engine.
   OutputCache::Block new_output(std::size_t bytes) const;
-  // The same in a GPU's memory. Only work that comes later in this stream may use the memory.
+  // As new_output(), but in a GPU's memory. Only work that comes later in this stream may use the memory.
   device::Buffer new_gpu_output(int gpu, std::size_t bytes, void* stream);
   // The GPU in whose memory an address lies; -1: host memory. For null: the GPU that matches this rank's place on the host.
   int gpu_of_address(const void* address);
@@ -105,7 +107,7 @@ class Engine {
   // publish_failure() wait. Other ranks need this rank for agreed operations, so pause() first waits until these operations
   // have ended, or nothing has moved for failure_linger seconds (an operation of NCCL moves something only when it ends). The
   // thread that calls pause() must also call resume(). If shutdown() comes first, pause() waits for the end of shutdown() and
-  // throws Error(NotInitialized). In a forked child it throws this at once.
+  // throws Error(NotInitialized). In a forked child pause() throws this error at once.
   void pause();
   void resume();
   // Waits as pause() does, says goodbye to the other ranks, and ends all operations of this rank. A second call returns at
@@ -151,7 +153,7 @@ class Engine {
   }
   // The checked request, and its copy for submissions in which this rank has no value.
   PreparedGroup::RequestPair pair_of(const RequestView& view, const SetDirectory::Info& set);
-  // set: the process set of the first request, if the caller has looked it up; otherwise without members.
+  // set: the process set of the first request, if the caller has looked it up; otherwise an Info without members.
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);

@@ -1,6 +1,6 @@
-// The limits of longest_sleep(), by the time for which nothing has happened. "No bell" means that some rank cannot ring this
-// rank's doorbell. In that case, and while data move, a sleep is not longer than the time waited so far (or 20 µs), so that a
-// sleep at most doubles a wait:
+// The limits of longest_sleep(), by the "time waited", the time for which nothing has happened. "No bell" means that some rank
+// cannot ring this rank's doorbell. In that case, and while data move, a sleep is not longer than the time waited so far (or 20
+// µs), so that a sleep at most doubles a wait:
 //
 //    time waited   moving data   negotiating, no bell   idle, no bell   negotiating, bells   idle, bells
 //    10 µs         20 µs         20 µs                  20 µs           10 ms                250 ms
@@ -8,9 +8,9 @@
 //    100 ms        200 µs        4 ms                   5 ms            10 ms                250 ms
 //    10 s          200 µs        5 ms                   50 ms           10 ms                250 ms
 //
-// With bells the limits are long, because a ring ends the sleep. The limits then only protect against a ring that is lost, and
-// bound the time between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so the
-// limit while data move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every
+// With bells the limits are long, because a ring ends the sleep. These long limits only protect against a ring that is lost,
+// and bound the time between two looks of Membership, which looks only in passes. Not every movement of data rings a bell, so
+// the limit while data move is short even with bells. A GPU at work shortens a sleep to at most 2 ms, and `due` shortens every
 // sleep.
 #include "engine/pacing.h"
 

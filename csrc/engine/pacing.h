@@ -15,7 +15,8 @@ struct Outlook {
   bool negotiating = false;    // an operation of this rank is not agreed or not matched
   bool watching = false;       // Membership::watching()
   base::microseconds idle{0};  // the time since anything happened
-  // > 0: after this time queued entries will be announced, or a refused step (Negotiation::tries_again) is tried again.
+  // If it is not 0: after this time queued entries will be announced, or a step that a port has refused (see
+  // pause_before_trying_again) is tried again.
   base::microseconds due{0};
 };
 
@@ -23,8 +24,8 @@ struct Outlook {
 // ring this rank's bell.
 base::microseconds longest_sleep(const Outlook& outlook, bool bells_reach_all);
 
-// For how long to wait before a step that a port has refused is tried again (Negotiation::tries_again). idle: for how long
-// nothing has happened.
+// A port (Agreement in negotiation/agreement.h) may refuse a step of Negotiation (Negotiation::tries_again). This is how long
+// to wait before the step is tried again. idle: for how long nothing has happened.
 base::microseconds pause_before_trying_again(base::microseconds idle);
 
 // How long submitted entries wait for later ones, in a job of this many ranks.

@@ -102,8 +102,8 @@ Regions regions_of(transport::Transport& transport) {
           transport.windows_everywhere()};
 }
 
-// agreement_is_barrier: when all members have agreed on a barrier at the port, that is a barrier already, so no algorithm runs
-// after the agreement, unless the user forces an algorithm for barriers.
+// agreement_is_barrier: if the user forces an algorithm for barriers, this algorithm runs. Otherwise no algorithm runs for a
+// barrier on which the members have agreed at the port (negotiation/agreement.h), because this agreement already is a barrier.
 Negotiation::Settings settings_of(const transport::Transport& transport,
                                   const base::Config& config) {
   return {.rank = transport.rank(),

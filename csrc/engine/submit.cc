@@ -13,7 +13,7 @@
 // The completions and the handle exist before the push, because after the push another thread may end the operations at once,
 // and may call the watcher. The numbers of unnamed collectives are used up only after the push, so an operation that this rank
 // refuses uses up no number. Otherwise this rank's next unnamed operation would have another name than the same operation on
-// the other ranks. The lock of Numbering is held until then, so no other thread gets the same number.
+// the other ranks. The lock of Numbering is held until the numbers are used up, so no other thread gets the same number.
 
 #include <algorithm>
 #include <array>
@@ -167,8 +167,8 @@ void Engine::submit_unnamed(std::span<const Ask> asks, const Ask& first, Launch 
   auto lock = shared_.numbering.begin();
   std::array<std::uint64_t, base::kNumOpKinds> used{};
   // Uses up the numbers and releases the lock. For sends and receives, call it before the submission: the submission may make a
-  // pass, and a pass may call Numbering::joined(), which takes the lock. Then a refused send or receive uses up its number,
-  // too, which does no harm, because ranks do not compare the names of sends and receives.
+  // pass, and a pass may call Numbering::joined(), which takes the lock. In this order a refused send or receive uses up its
+  // number, too, which does no harm, because ranks do not compare the names of sends and receives.
   const auto use_up = [&] {
     for (std::size_t each = 0; lock && each < used.size(); ++each) {
       if (used[each] > 0) shared_.numbering.use(set, static_cast<base::OpKind>(each), used[each]);
@@ -336,15 +336,15 @@ bool Engine::push(std::span<Entry> entries) {
 // Makes a pass in the calling thread, for point-to-point entries that were just submitted without a callback while nothing else
 // was in flight. A small message leaves in this pass, and a receive takes a message that has arrived. Waking the engine thread
 // would take longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine
-// thread has to make the pass. whole: the messages are small enough to travel whole. Then the engine thread is not woken after
-// the pass, because no other rank waits for an answer of this rank, unless too many such messages wait for a receive
-// (PointToPoint::Settings). (poll() wakes the engine thread later.)
+// thread has to make the pass. whole: the messages are small enough to travel whole. If so, this function does not wake the
+// engine thread after the pass, because usually no other rank waits for an answer of this rank. (Another rank waits for one
+// only if too many such messages wait for a receive, see PointToPoint::Settings.) poll() wakes the engine thread later.
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
   give_token_back();
-  // An answer of the other rank has to be handled soon. The answer rings the doorbell, so an engine thread that sleeps there needs
-  // no ring.
+  // The engine thread has to handle an answer of the other rank soon. If the engine thread sleeps at the doorbell, the answer
+  // itself wakes it. So only a sleep at kick_ has to be ended here.
   if (!whole && has_work()) kick_.bump();
   return true;
 }

@@ -10,9 +10,9 @@
 // An awaited operation that is not found is agreed or matched, or is a removal held back only by operations in flight, or
 // has just ended. That operation needs no new request, so the rank is not blocked.
 //
-// The report names all operations that are pending or unmatched, also those that nobody awaits here, because other ranks may
-// wait for this rank's part in them (deadlock.h). The report says that an operation is waited for (OpenOperation::waited_for)
-// if the operation itself is awaited, or if the removal of its set is awaited and found.
+// The report names all operations that are pending or unmatched, also those that no caller of this rank awaits, because other
+// ranks may wait for this rank's part in them (deadlock.h). The report says that an operation is waited for
+// (OpenOperation::waited_for) if the operation itself is awaited, or if the removal of its set is awaited and found.
 #include "engine/system_facts.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@ namespace hvdlite::engine {
 
 namespace {
 
-// The letters are those of the kernel (/proc/PID/status). An unknown state gives no text, because a wrong text would mislead
-// the user.
+// The letters are the kernel's names of the states (/proc/PID/status). An unknown state gives no text, because a wrong text
+// would mislead the user.
 std::string describe_process(int pid) {
   switch (base::state_of_process(pid)) {
     case 'T':
@@ -102,7 +102,8 @@ BlockedReport SystemFacts::blocked() {
   return report;
 }
 
-// While this rank has joined, entries in Execution have no request, and are left out.
+// Entries of Execution that have no request are left out: they belong to no caller of this rank, for example because the rank
+// has joined.
 void SystemFacts::for_each_unfinished(const Visit& visit) {
   const auto open = [&](const Entry& entry) {
     visit(*entry.request, entry.completion->record, false);

@@ -22,7 +22,7 @@ struct MembershipActions {
     Message message;
   };
   // This rank is about to fail for this cause. Send a Failure to these ranks. A driver with an engine first writes the cause to
-  // shared memory, if there is any. The ranks of this host find it there even if no message of this rank arrives.
+  // shared memory, if there is any. The ranks of this host find the cause there even if no message of this rank arrives.
   struct Announce {
     std::string cause;
     std::vector<int> ranks;

@@ -48,14 +48,14 @@ Request as_request(const OpenOperation& operation) {
   return request;
 }
 
-// Is the operation a receive from any rank? For such a receive it is enough if one of the ranks that lack it submits a send.
-// All other operations need every rank that lacks them.
+// Is the operation a receive from any rank? Such a receive can complete as soon as one of the ranks on which it is missing
+// submits a send. Any other operation needs all ranks on which it is missing.
 bool takes_any(const OpenOperation& operation) {
   return operation.kind == base::OpKind::kRecv && operation.root == kAny;
 }
 
-// Does a rank with these open operations take part in `wanted`? It does if it has asked for the operation and its whole group,
-// or has joined.
+// Does a rank with these open operations take part in `wanted`? The rank does if it has asked for the operation and the
+// operation's whole group, or has joined.
 bool takes_part(const std::vector<OpenOperation>& open, const OpenOperation& wanted) {
   if (base::is_point_to_point(wanted.kind))
     return false;  // an open send or receive is one whose counterpart is missing

@@ -2,16 +2,17 @@
 // Thread: one at a time. Owns: the last report of each blocked rank. Blocks: no. Throws: std::bad_alloc.
 //
 // A rank is blocked when all its known threads (WaitRegistry) wait, and nothing that they wait for is agreed. (If operations
-// run callbacks, waiting.cc says when the rank counts as blocked.) Some blocked ranks are stuck when every operation that any
-// of them awaits is missing on one of them: that rank has not submitted the operation. (If a rank has asked for only a part of
-// a group, all operations of the group are missing on that rank. For a receive from any rank, all ranks that could send must be
-// among the stuck ranks.)
+// run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks (not a process set) is stuck if each
+// operation that a rank of this set awaits is missing on a rank of this set. An operation is missing on a rank that has not
+// submitted it. (If a rank has asked for only a part of a group, all operations of the group are missing on that rank. For a
+// receive from any rank, all ranks that could send must be in the set.)
 //
-// The detector finds all stuck ranks: it begins with all blocked ranks, and removes ranks that are not stuck until there is no
-// such rank any more. Reports take time to travel, so the detector checks a finding: the finding must hold for a
-// while; then the detector probes every stuck rank, and each must answer that nothing has changed since its report. Ranks get
-// stuck by operations of different kinds, misspelt names and missing tensors. Source: the graph reduction in Holt, Some
-// deadlock properties of computer systems (ACM Computing Surveys 4, 1972).
+// The detector finds the largest such set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
+// ranks until the remaining ranks are such a set. Reports take time to travel, so the detector checks its finding, the set of
+// the stuck ranks. The finding must hold for a while. Then the detector probes every stuck rank, and each must answer that
+// nothing has changed since its report. Ranks get stuck, for example, if a tensor is missing on a rank, if a name is misspelt,
+// or if operations of one name differ in kind. Source: the graph reduction in Holt, Some deadlock properties of computer
+// systems (ACM Computing Surveys 4, 1972).
 #pragma once
 
 #include <map>

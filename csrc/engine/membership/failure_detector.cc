@@ -81,8 +81,8 @@ void FailureDetector::hear_heartbeat(int source, Time now) {
   if (heartbeat_) heartbeat_->heard(roster_.host_of(source), now);
 }
 
-// The first failure decides. So this rank keeps its own cause when another rank's Failure comes later, and only answers. A rank
-// that leaves gets its answer at once, because this rank decides nothing more.
+// Only the first failure counts. So this rank keeps its own cause when another rank's Failure comes later, and only answers the
+// Failure. A rank that leaves gets its answer at once, because this rank decides nothing more.
 FailureDetector::Actions FailureDetector::hear_late(int source, const Message& message) {
   Actions actions;
   const bool fails = std::holds_alternative<Failure>(message);

@@ -1,9 +1,10 @@
-// Decides which ranks have failed, and how this rank fails itself. No other code decides that, with an engine or without.
+// Decides which other ranks have failed, and whether this rank fails, and for which cause. No other code decides that, with an
+// engine or without.
 // Thread: one at a time. Owns: the roster, and the time of the last message from every other host. Blocks: never. Throws: what
 // the facts throw, and std::bad_alloc.
 //
 // A pure state machine with two drivers: Membership in the passes of the engine, and Job (job/job.h) for the time without an
-// engine. The first failure decides: after it find_lost() does nothing, and the driver must call neither hear() nor
+// engine. Only the first failure counts: after it find_lost() does nothing, and the driver must call neither hear() nor
 // keep_in_touch() any more.
 //
 //   the transport or the kernel reports a lost rank --> find_lost ------> Fail; for a rank of this host also Warn
@@ -43,8 +44,8 @@ class FailureDetector : public MembershipActions {
   };
 
   // Seconds. silence: another host is lost after this time without any message; 0: never. shortest: about the shortest silence
-  // that matters, for the loss of a host or for silent_for(). A host sends several heartbeats in the time `shortest`. If it is
-  // 0, this rank sends no heartbeats and expects none.
+  // that is of interest: `silence`, or the time for which silent_for() is asked. A host sends several heartbeats in the time
+  // `shortest`. If `shortest` is 0, this rank sends no heartbeats and expects none.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -58,8 +59,8 @@ class FailureDetector : public MembershipActions {
   std::string me(const std::string& what) const;
 
   // --- how this rank fails ---
-  // This rank fails by an exception that its user knows. Every rank gets the text me(cause). The driver may then wait for
-  // failure_seen_by_all().
+  // This rank fails because of an exception that its user knows. Every rank gets the text me(cause). The driver may then wait
+  // for failure_seen_by_all().
   Actions raise(const std::string& cause);
   // After raise(): have all other ranks confirmed the failure, failed themselves, or left? A rank that was killed does none of
   // these, so the wait needs a time limit. Without raise(): true.
@@ -74,7 +75,7 @@ class FailureDetector : public MembershipActions {
   // --- how other ranks end ---
   Actions hear(int source, const Failure& message);
   void hear_heartbeat(int source, Time now);
-  // For a rank that has failed: notes which other ranks know of the failure, and answers messages that need an answer.
+  // For a rank that has failed: notes which other ranks know of this rank's failure, and answers messages that need an answer.
   Actions hear_late(int source, const Message& message);
   // The rank has left without a failure: it does not count as lost. If it led a host, the host does not count as silent.
   void leave(int rank);

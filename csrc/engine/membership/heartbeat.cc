@@ -5,8 +5,8 @@
 //    more than 5 s    tick() names host 4 in `quiet`, once
 //    more than 10 s   tick() names host 4 in `silent`
 //
-// If a message of host 4 arrives after the warning, heard() removes the host from quiet_. So its next silence gets a warning,
-// too.
+// If a message of host 4 arrives after tick() has named the host in `quiet`, heard() removes the host from quiet_. So tick()
+// names the host again in its next silence.
 #include "engine/membership/heartbeat.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@ using base::microseconds;
 
 namespace {
 
-// The shortest silence (FailureDetector::Limits) is at least this many intervals between two heartbeats. So one late heartbeat has no
-// consequence.
+// The shortest silence (FailureDetector::Limits) is at least this many times as long as the interval between two heartbeats. So
+// one late heartbeat has no consequence.
 constexpr int kHeartbeatsInShortest = 5;
 // The longest interval between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};

@@ -10,7 +10,7 @@
 //
 // look() takes its steps in this order: lost ranks, silent hosts, stalls, deadlocks. Lost ranks come first, because a lost rank
 // also makes operations stall, and its loss is then the cause to report. When a step has found a failure, the later steps are
-// left out, because the first failure decides.
+// left out, because only the first failure counts.
 #include "engine/membership/membership.h"
 
 #include "engine/model/hashing.h"
@@ -71,8 +71,9 @@ Membership::Actions Membership::hear(int source, GoodbyeSeen, Time, Facts&) {
   return actions;
 }
 
-// The coordinator has sent a GoodbyeSeen or its own Goodbye. Before, it has sent all its decisions in which this rank takes
-// part, and messages arrive in order. So it will never decide the operations of its sets for which this rank still waits.
+// The coordinator has sent a GoodbyeSeen or its own Goodbye. Before that message it has sent all its decisions in which this
+// rank takes part, and messages arrive in order. So the operations for which this rank still waits in the coordinator's sets
+// will never be decided.
 void Membership::goodbye_was_seen(int coordinator, Actions& actions) {
   if (goodbye_unseen_.erase(coordinator) > 0) actions.emplace_back(Undecided{coordinator});
 }

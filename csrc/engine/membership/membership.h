@@ -4,7 +4,8 @@
 // Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
 // A pure state machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine
-// calls no transport and knows no thread. It can be copied, and digest() tells apart states in which ranks may end differently.
+// calls no transport and knows no thread. The machine can be copied. Two states have different digests (digest()) if ranks may
+// end differently in them.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
@@ -118,7 +119,8 @@ class Membership : public MembershipActions {
   // soon.
   bool watching() const;
 
-  // Differs for states in which ranks may end differently. Leaves out what only look() changes: heartbeats, stalls, deadlocks.
+  // A number for the state: two states have different numbers if ranks may end differently in them. Leaves out what only look()
+  // changes: heartbeats, stalls, deadlocks.
   std::uint64_t digest() const;
 
  private:
@@ -136,10 +138,10 @@ class Membership : public MembershipActions {
     StallReply answer;
   };
 
-  // This is in membership.cc.
+  // --- in membership.cc ---
   void goodbye_was_seen(int coordinator, Actions& actions);
-  // These are in waiting.cc.
-  // Sends to a rank that has not left.
+  // --- in waiting.cc ---
+  // Sends the message, unless the rank has left.
   void send(int rank, Message message, Actions& actions) const;
   void report_if_blocked(Time now, Facts& facts, Actions& actions);
   void tell_rank_0(BlockedReport report, Actions& actions);

@@ -5,14 +5,14 @@
 //    hear()        stores an answer
 //    conclude()    when all have answered, or after patience(): group() finds the missing ranks of each operation
 //
-// A question before a warning then gives at most one log line for each new reason. A question before giving up gives at most
-// one verdict.
+// Question::last tells two kinds of questions apart. If `last` is false, the question comes before a warning, and gives at most
+// one log line for each new reason. If `last` is true, the question comes before giving up, and gives at most one verdict.
 //
 // An example: the limit for warnings is 60 s, and only the ranks 0 and 1 exist. Rank 0 has waited for operation A for 60 s and
 // for operation B for 40 s. Rank 1 has submitted neither, answers, and has had no exemption in this time.
 //
 //    question 1    names A and B, because both are older than half of the limit. A gets a line. B gets none yet: rank 0 has
-//                  not waited for B for 60 s. The next question comes in 20 s
+//                  waited for B for less than 60 s. The next question comes in 20 s
 //    question 2    names A and B. Both have the reason of the episode that began with A: rank 1 is missing. So B joins that
 //                  episode without a new line
 //    later         A and B have ended: end_episodes() writes that the stall has ended
@@ -38,7 +38,7 @@ using base::seconds_between;
 namespace {
 
 // The time between two looks is the lower limit divided by kLooksPerLimit, but at least kShortestPause and at most
-// kLongestPause. While a question is open, the time is kShortestPause. All times here are in seconds.
+// kLongestPause. While a question is open, the time is kShortestPause. All times in these constants are in seconds.
 constexpr double kLooksPerLimit = 50;
 constexpr double kShortestPause = 0.02, kLongestPause = 1.0;
 // Rank r begins to ask r times kStagger later than rank 0, but at most kLongestStagger later.
@@ -46,9 +46,9 @@ constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // A rank counts as silent if it has not answered after half the lower limit (at least kShortestPatience, at most
 // kLongestPatience).
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
-// When another rank looks after a set, this rank asks nothing about the set for some time: no question before giving up for
-// kGrace, or no question before a warning for the limit for warnings plus kGrace. Between the end of a question before giving
-// up and the next such question this rank also waits, for kGrace at most.
+// When another rank looks after a set, this rank asks no question of the same kind about the set for some time: kGrace for
+// questions before giving up, and the limit for warnings plus kGrace for questions before a warning. The pause between two
+// questions of this rank before giving up is kGrace or shorter (group()).
 constexpr double kGrace = 5.0;
 // How many operations and ranks the text about one reason names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
@@ -109,8 +109,8 @@ void StallInspector::note(Time now, std::uint64_t newest, std::uint64_t activity
   }
 }
 
-// The first look that saw this number, or a higher one, dates the operation. With the looks (0 s, number 10) and (1 s, number
-// 12), operation 11 counts as submitted at 1 s.
+// The operation counts as submitted at the first look that saw this number or a higher one. With the looks (0 s, number 10) and
+// (1 s, number 12), operation 11 counts as submitted at 1 s.
 double StallInspector::age(std::uint64_t record, Time now) const {
   const auto found =
       std::ranges::lower_bound(submitted_, record, {}, &std::pair<Time, std::uint64_t>::second);
@@ -223,8 +223,8 @@ bool StallInspector::claim(int rank, SetId set, bool last, Time now) {
   return false;
 }
 
-// An operation under way is agreed or matched, so it waits for no rank to submit it. A rank on which the operation has ended
-// already names it in `lacks` all the same.
+// An operation under way is agreed or matched, so it waits for no rank to submit it. But if the operation has ended on a rank,
+// that rank's answer names the operation in `lacks`. So for an operation under way `lacks` does not count.
 bool StallInspector::is_missing(const Question& question, std::size_t index, int rank) const {
   const auto answer = question.answers.find(rank);
   if (answer == question.answers.end() || !answer->second)
@@ -235,7 +235,7 @@ bool StallInspector::is_missing(const Question& question, std::size_t index, int
 
 // Groups the operations of the question by their Reason, and sets when to ask again. Leaves out
 // - operations that have ended, and operations of a set that another rank looks after;
-// - an operation whose missing ranks have all answered, if this rank has waited for none of them for the whole limit;
+// - an operation if all its missing ranks have answered, and this rank has waited for each of them for less than the limit;
 // - an operation without a missing rank if it is under way and data have moved lately, or if this question is the first that
 //   finds no missing rank (unexplained_).
 std::vector<StallInspector::StalledOperations> StallInspector::group(
@@ -248,7 +248,7 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
     const Stalled* still = find(stalled, asked.record);
     if (still == nullptr || in_hand(asked.set, question.last, now)) continue;
     std::vector<int> missing;
-    // Is a rank missing for which this rank has not waited for the whole limit?
+    // Is a rank missing that answers, and for which this rank has waited for less than the limit?
     bool early = false;
     for (const int rank : asked.others) {
       if (!is_missing(question, i, rank)) continue;
@@ -286,7 +286,7 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
 
 void StallInspector::conclude(Time now, std::span<const Stalled> stalled, const Names& names,
                               Actions& actions) {
-  // The question ends here even if group() or a text throws. Otherwise a question that is over would stay open.
+  // The question ends before group() and tell() are called. So it does not stay open if one of them throws.
   const Question question = std::move(*inquiry_);
   inquiry_.reset();
   const std::vector<StalledOperations> groups = group(now, question, stalled);

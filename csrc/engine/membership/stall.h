@@ -53,7 +53,7 @@ class StallInspector {
 
   // Is it time for note() and look()?
   bool due(Time now) const;
-  // Does it wait for answers?
+  // Does this rank wait for answers to its question?
   bool asking() const { return inquiry_.has_value(); }
   // Call it before each look, and before the calls of age() and still_for() for this look. newest: the number of the operation
   // submitted last. activity: see Membership::Facts.
@@ -99,7 +99,8 @@ class StallInspector {
     std::uint64_t number = 0;
     bool last = false;  // is this the question before giving up?
     Time since;
-    // The number of operations that are old enough. The question names at most Inquiry::kMost of them.
+    // The number of operations that are old enough for this question (begin() in stall.cc). The question names at most
+    // Inquiry::kMost of them.
     std::size_t all = 0;
     std::vector<PendingOperation> operations;
     std::map<int, std::optional<StallReply>> answers;  // by rank; nothing: no answer yet
@@ -130,7 +131,7 @@ class StallInspector {
     Time since;        // the submission of its oldest operation
   };
 
-  // Writes a log line for each stall that has ended, because none of its operations is stalled any more.
+  // A stall has ended when none of its operations is stalled any more. Writes a log line for each such stall.
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
   // What a text about ranks needs: their names, and what this rank can see of them.
   struct Names {
@@ -171,7 +172,8 @@ class StallInspector {
   std::vector<Episode> episodes_;
   // Until when another rank looks after a set, by set and `last`.
   std::map<std::pair<SetId, bool>, Time> in_hand_;
-  // Operations for which an earlier question found no missing rank. They get a line only if a later question finds none again.
+  // Operations for which an earlier question found no missing rank. They get a line only if a later question, too, finds no
+  // missing rank.
   std::set<std::uint64_t> unexplained_;
 };
 

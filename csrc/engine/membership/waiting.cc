@@ -35,9 +35,10 @@ using base::LogLevel;
 
 namespace {
 
-// While an operation whose end runs a callback is in flight, the engine cannot see whether the program waits for it. The engine
-// assumes so when nothing has been submitted and nothing has ended for this many times half of HVDLITE_DEADLOCK_TIMEOUT. With
-// the default this is 150 seconds: a training step should not compute for so long between two of its gradients.
+// While an operation whose end runs a callback is in flight, the engine cannot see whether the program waits for the operation.
+// The engine assumes that the program waits when nothing has been submitted and nothing has ended for this many times half of
+// HVDLITE_DEADLOCK_TIMEOUT. With the default this is 150 seconds: a training step should not compute for so long between two of
+// its gradients.
 constexpr double kUnseen = 300;
 // The watchdog gets this part of the time for which the asking rank waits for an answer. The rest is for the messages.
 constexpr double kWatchdogShare = 0.6;
@@ -117,7 +118,7 @@ Membership::Actions Membership::hear(int source, Probe message, Time, Facts& fac
 
 std::vector<Stalled> Membership::stalled(Time now, Facts& facts) const {
   std::vector<Stalled> old;
-  // A join lasts as long as the other ranks work. So its age is at most the time for which no data have moved.
+  // A join lasts as long as the other ranks work. So the age of a join counts only from the last movement of data.
   const double idle = inspector_->still_for(now);
   facts.for_each_unfinished([&](const Request& request, std::uint64_t record, bool under_way) {
     double age = inspector_->age(record, now);

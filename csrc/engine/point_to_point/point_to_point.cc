@@ -1,7 +1,7 @@
 // The steps of the machine of point_to_point.h. (Over 400 lines, because each of its tables is changed by what callers ask, by
 // messages and by endings.)
 //
-// What waits for its other side is in one of two tables:
+// Receives that wait for a message, and messages that wait for a receive, are in two tables:
 //
 //    posted_     receives without a message   in the order of their places
 //    arrivals_   messages without a receive   in the order of arrival
@@ -38,9 +38,9 @@
 // Messages arrive in the order in which they were sent. So the receiver calls start_receive in the order in which the sender
 // calls start_send.
 //
-// Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for it. Afterwards
-// end_all() finds the entry there. Until then the calling function keeps the entry: match_or_post() posts it again, and Cycle
-// ends an entry from the queue.
+// Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for the entry. After
+// the move end_all() finds the entry in the table. Before the move the calling function keeps the entry: match_or_post() posts
+// it again, and Cycle ends an entry from the queue.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -131,7 +131,8 @@ void PointToPoint::send(Entry& entry) {
   deliver(to, std::move(offer));
 }
 
-// The bytes count before the Offer is sent, because a Receipt for a message to this rank itself may come during deliver().
+// The bytes are added to unreceived_ before the Offer is sent, because for a message to this rank itself the Receipt may come
+// during deliver().
 bool PointToPoint::send_whole(const Entry& entry, int to, Offer& offer) {
   const std::size_t bytes = entry.request->bytes();
   std::size_t& unreceived = unreceived_[static_cast<std::size_t>(to)];
@@ -376,7 +377,7 @@ void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
 }
 
 // The flag is set first, because nobody_sends() and fail_unmatched() read it. fail_unmatched() sends no Withdrawal to a rank
-// that has left. What that rank has sent whole stays in arrivals_, and later receives take it.
+// that has left. Whole messages that that rank has sent stay in arrivals_, for later receives.
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
   fail_unmatched(why, [&](const Request& request) {

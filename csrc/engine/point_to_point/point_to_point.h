@@ -30,10 +30,11 @@
 // (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal added.) A tensor on a GPU never travels
 // whole, unless it is empty.
 //
-// A receive of another dtype or size answers with a Rejection instead of a Clearance. If the sender then answers with a Coming,
-// the send had not ended, and send and receive fail. If a Withdrawal comes, the send had failed for another reason, and the
-// receive waits again, because a later send may match it. If the message came whole, the receive fails at once. The refused
-// send has ended already, so the next send or receive that the sender submits fails instead.
+// If the message and the receive that matches it differ in dtype or size, the receiver answers with a Rejection instead of a
+// Clearance. If the sender answers the Rejection with a Coming, the send had not ended, and send and receive fail. If a
+// Withdrawal comes, the send had failed for another reason, and the receive waits again, because a later send may match the
+// receive. If the message came whole, the receive fails at once. The refused send has ended already, so the next send or
+// receive that the sender submits fails instead.
 #pragma once
 
 #include <cstdint>
@@ -80,7 +81,7 @@ class PointToPoint {
     int rank = 0;
     int ranks = 1;
     std::size_t whole_bytes = 0;  // the size of the largest message that travels whole
-    // The limit to the bytes (counted_bytes) of whole messages from one rank to another that no Receipt has reported.
+    // The most bytes (counted_bytes) that one rank sends to another in whole messages before a Receipt for them has come.
     std::size_t unreceived_bytes = 0;
   };
   // The bytes for which a whole message counts against unreceived_bytes: its payload, and a constant for its name and its place
