@@ -27,7 +27,10 @@ def make_buckets(
     groups: Groups,
     generation: int,
 ) -> list[Bucket]:
-    """Cuts the parameters into buckets. Collective with `Compression.auto`, whose first use measures the link between hosts.
+    """Cuts the parameters into buckets.
+
+    If the compression is `Compression.auto`, its first use with a process set is collective: the ranks of the set measure the
+    link between their hosts.
 
     Frozen parameters whose dtype cannot be reduced, such as float8, are in no bucket.
 
@@ -40,7 +43,7 @@ def make_buckets(
     Raises:
         UnsupportedError: the compression is a codec or keeps state, but a gradient is reduced as a sparse one; or the
             compression keeps state, but a gradient is not in host memory.
-        InvalidArgumentError: a parameter that trains has gradients of a dtype that cannot be reduced.
+        InvalidArgumentError: a parameter that is not frozen has gradients of a dtype that cannot be reduced.
         InvalidArgumentError, UnsupportedError, HorovodInternalError: (with `Compression.auto`) as for
             `hvdlite.auto_compression.settle`.
 

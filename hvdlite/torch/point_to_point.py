@@ -54,12 +54,12 @@ def send(
     """`hvdlite.send` with a gradient: if the tensor requires a gradient, the receiver sends the gradient back.
 
     Args and raises are those of `hvdlite.send`. If the tensor requires a gradient, the receiver must call `recv` with a tensor
-    that requires one, too. Inside of ``torch.no_grad()`` this function is `hvdlite.send`, so then the receive must be without a
-    gradient, too.
+    that requires one, too. Inside of ``torch.no_grad()`` this function does the same as `hvdlite.send`. In this case the
+    receiver must call `recv` inside of ``torch.no_grad()``, too, or with a tensor that requires no gradient.
 
     Returns:
-        None if the tensor requires no gradient. Otherwise a zero, on which backward must be called (directly, or added to a
-        training loss). The backward of this zero waits for the gradient from the receiver.
+        None if the tensor requires no gradient. Otherwise a zero, a tensor without dimensions: call ``backward()`` on it, or
+        add it to a training loss. The backward of this zero waits for the gradient from the receiver.
     """
     if not needs_grad(tensor):
         point_to_point.send(tensor, dst, tag, name, process_set)
@@ -79,8 +79,8 @@ def recv(
     """`hvdlite.recv` with a gradient: if the tensor requires a gradient, the gradient goes back to the sender.
 
     Args are those of `hvdlite.recv`. If the tensor requires a gradient, the sender's tensor must require one, too, because the
-    backward sends a message to the sender. Inside of ``torch.no_grad()`` this function is `hvdlite.recv`, so then the send must
-    be without a gradient, too.
+    backward sends a message to the sender. Inside of ``torch.no_grad()`` this function does the same as `hvdlite.recv`. In this
+    case the sender must call `send` inside of ``torch.no_grad()``, too, or with a tensor that requires no gradient.
 
     Returns:
         If the tensor requires a gradient, a new tensor with the message; the argument stays unchanged. Otherwise what

@@ -1,7 +1,7 @@
 """PowerSGD: ranks send two thin factors of each gradient (`hvdlite.compression.PowerSGD` names the paper).
 
-M is this rank's gradient plus the error of this rank's earlier gradients, as a matrix of n rows and m columns. A reduction goes
-as follows:
+M is a matrix of n rows and m columns: this rank's gradient plus the error that earlier reductions have left on this rank. Step
+2 below computes the error. A reduction has these steps:
 
 1. P = M Q, and P is reduced over the ranks. Q comes from the previous reduction, with orthonormal columns; at first Q is
    random. Q is the same on all ranks.
@@ -11,9 +11,9 @@ as follows:
 
 The ranks' parameters stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on
 all ranks. All values that follow from the reduced P and Q alone (the orthonormal P and Q, and P Q^T) are computed with
-elementwise sums, differences, products, quotients and square roots. Each of them is a separate operation of torch, whose bits
-IEEE 754 defines, and the order of the operations depends on the shapes only. Products with M concern one rank only, and may be
-rounded in any way.
+elementwise sums, differences, products, quotients and square roots. Each such sum, difference, product, quotient or root is a
+separate operation of torch. IEEE 754 defines the bits of the result of each operation, and the order of the operations depends
+on the shapes only. Products with M concern one rank only, so any rounding of them is allowed.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 __all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
 
 _PIECE = 1 << 17  # elements of a product that are computed together, so that they stay in a processor's caches
-# If the subtraction of earlier columns leaves at most this part of a column's squared norm, the rest is rounding noise.
+# If the subtraction of earlier columns leaves at most this part of a column's squared norm, what it leaves is rounding noise.
 _NOISE = 2.0**-40
 
 
@@ -71,7 +71,9 @@ def orthonormalize(matrices: Sequence[torch.Tensor]) -> None:
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = left @ right.t()``, each element added up in the order of the columns: the same bits on all machines.
+    """``out = left @ right.t()``. The result has the same bits on all machines.
+
+    Each element of `out` is a sum of k products, which are added in the order of the columns of `left`.
 
     Args:
         left: [n, k] with k of at least 1, float32 or float64.
@@ -115,7 +117,11 @@ class _Matrix:
             self._sum.addmm_(self.p, self.q.t(), alpha=-1)
 
     def decoded(self) -> torch.Tensor:
-        """The reduced gradient: in this rank's gradient, or in new memory if this rank has no gradient or one of 16 bits."""
+        """The reduced gradient.
+
+        It takes the place of this rank's gradient in memory. If this rank has no gradient, or a gradient of a 16-bit dtype, the
+        reduced gradient is in new memory.
+        """
         gradient, (rows, columns) = self.gradient, _extents(self.gradient.shape)
         value = gradient.value
         if value is not None and value.dtype is self.p.dtype:
@@ -158,9 +164,9 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 class PowerSGDCodec(BucketCodec):
     """Reduces a bucket by PowerSGD.
 
-    The state of a gradient has ``step``, the number of finite reductions in which at least one rank had the gradient.
-    If the gradient is approximated, the state also has ``q`` and ``residual``.
-    ``q`` [m, rank] has orthonormal columns, so that P is neither too large nor too small for its dtype.
+    The state of a gradient has ``step``, the number of reductions with finite results in which at least one rank had the
+    gradient. If the gradient is approximated, the state also has ``q`` and ``residual``.
+    ``q`` [m, rank] has orthonormal columns, so that the elements of P stay in the range of P's dtype.
     ``residual`` [n, m] is this rank's error, divided by the loss scale.
     """
 

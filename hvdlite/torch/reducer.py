@@ -6,10 +6,10 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
    ever nested, a complete bucket is launched at once.
 3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and all
-   results are awaited. If backward raised, or nothing reported the end of a task, `settle` later does what is left of this, at
-   the latest before the optimizer's step.
+   results are awaited. If backward raised, or nothing reported the end of a task, a call of `settle` does the rest of point 3
+   later, at the latest before the optimizer's step.
 
-Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, 2 and 3 are left out.
+Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, points 2 and 3 are left out.
 
 This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch. (Over 400
 lines, because the steps share the state of one class.)
@@ -100,8 +100,8 @@ class Reducer(PassDriver):
 
         Args:
             named: unique names, and the parameters in the order of the model.
-            groups: the parameters to reduce together, by name, or a number of groups; None: as in the call before, at first by
-                size.
+            groups: the parameters to reduce together, by name, or a number of groups; None: as in the previous call of `add`,
+                or by size if there was no call with groups.
 
         Raises:
             HvdliteError: another optimizer had to reduce its gradients first, and this reduction failed. Then nothing has
@@ -131,7 +131,10 @@ class Reducer(PassDriver):
         return id(param) in self._gradients
 
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
-        """Gives a parameter to the successor, which then also reduces for this reducer's optimizer. Call `settle` before."""
+        """Gives a parameter to the successor. Call `settle` before.
+
+        From then on the successor reduces the parameter's gradient for its own optimizer and for this reducer's.
+        """
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
         for hook in self._hooks.pop(id(param)):
@@ -271,7 +274,8 @@ class Reducer(PassDriver):
         bucket.launch(self._engine, self, number, wake)
 
     def _begin_check(self) -> None:
-        # If Ctrl-C prevented an earlier submission of the sum, its handle has no number, and the sum is submitted now.
+        # If Ctrl-C prevented an earlier submission of the sum, the sum's handle has no number. In this case the sum is
+        # submitted now.
         if self.check.pending and (self._compared is None or not self._compared.number):
             submission.start_sum(self.check.begin(), self.check.name, self.settings.process_set, self._keep_compared)
 
@@ -281,7 +285,7 @@ class Reducer(PassDriver):
     def _wait(self, strict: bool) -> None:
         """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all buckets have ended.
 
-        But if a user's compression raises an exception, this method raises it at once, and the next call stores the rest.
+        But if a user's compression raises an exception, this method raises it at once. Its next call stores the other results.
         """
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
@@ -320,7 +324,7 @@ class Reducer(PassDriver):
         self._compared = None
 
     def restore(self) -> None:
-        """Makes reduced parts ``.grad`` again if backward has made no increment."""
+        """If backward has added nothing to a gradient of which the reduced part is kept, puts that part back into ``.grad``."""
         for gradient in self._holding:
             if gradient.param.grad is None:
                 gradient.merge()
@@ -370,8 +374,8 @@ class Reducer(PassDriver):
     def complete(self) -> None:
         """Makes sure that all gradients are reduced. Collective, unless the passes since the last step have reduced them all.
 
-        If no backward pass has made an unreduced gradient and nothing was reduced since the last step or reset, the gradients
-        that are not reduced count as written by the user's own code, and are reduced as they are.
+        If backward passes have left nothing to reduce, and nothing was reduced since the last step or reset, this method
+        assumes that the user's own code has written the gradients. It reduces them as they are.
         """
         self.settle()
         if not self._gradients or (self.turn and not self.local_gradients):

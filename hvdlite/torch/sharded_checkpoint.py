@@ -1,10 +1,10 @@
 """The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
 
 If a tensor of the state has its parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
-parameter's memory, and each owner of the parameter writes a slice of it. So any number of ranks can load slices of it from the
-checkpoint. Everything else, such as counters of steps and tensors of another shape, is saved unchanged by the owners. If a
-tensor of one dimension has as many elements as its parameter, but another shape, its key is made longer, so that the tensor is
-not read as slices.
+parameter's memory, and each owner of the parameter writes a slice of it. So a job with another number of ranks can load other
+slices of it from the checkpoint. Everything else, such as counters of steps and tensors of another shape, is saved unchanged by
+the owners. If such a tensor has one dimension and as many elements as its parameter, its key is made longer, so that the tensor
+is not read as slices.
 """
 
 from collections.abc import Mapping
@@ -149,8 +149,8 @@ def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
 def entries_of(reader: Any, under: str) -> dict[str, Any]:
     """What DCP's metadata says about each value of an optimizer's state in a checkpoint.
 
-    Each key of the result is a parameter's name, a dot and a key of the parameter's state. The result is empty if the optimizer
-    had no state, for example before its first step.
+    Each key of the result is a parameter's name, a dot and a key of the parameter's state. If the optimizer had no state when
+    it was saved, for example before its first step, the result is empty.
 
     Args:
         reader: the reader of the checkpoint.

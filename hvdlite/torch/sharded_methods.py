@@ -62,7 +62,7 @@ class ShardedMethods(_Optimizer):
         return handle
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The whole state, the same as the plain optimizer's. Collective over the process set.
+        """The whole state, equal to that of an optimizer that is not sharded. Collective over the process set.
 
         Raises:
             InvalidArgumentError: a state was loaded on some ranks only; or the job has other ranks than when the state was
@@ -75,9 +75,10 @@ class ShardedMethods(_Optimizer):
             return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a whole state, saved with any number of ranks. The next `step` or `state_dict` drops all but this rank's part.
+        """Loads a whole state. The next `step` or `state_dict` drops all but this rank's part.
 
-        Load the same state on all ranks; or load it on one, and then call `broadcast_optimizer_state` on all.
+        The job that saved the state may have had another number of ranks. Load the same state on all ranks; or load it on one
+        rank, and then call `broadcast_optimizer_state` on all ranks.
 
         Raises:
             InvalidArgumentError: `state_dict` is the result of `sharded_state_dict`.
@@ -95,8 +96,8 @@ class ShardedMethods(_Optimizer):
         """This rank's part of the state, for a ``save`` or ``load`` of ``torch.distributed.checkpoint``. Sends nothing.
 
         Args:
-            reader: None to save. To load, a reader of the checkpoint, such as ``FileSystemReader(folder)``: the result is then
-                memory for this rank's part. Any number of ranks may have saved the checkpoint.
+            reader: None to save. To load, a reader of the checkpoint, such as ``FileSystemReader(folder)``: in this case the
+                result is memory for this rank's part. The job that saved the checkpoint may have had another number of ranks.
             under: with a reader, the key of the optimizer's state in the dictionary that was saved; "" if that dictionary was
                 the optimizer's state itself.
 
@@ -138,8 +139,9 @@ class ShardedMethods(_Optimizer):
         if state_dict["orders"] != sharded.orders() or len(state_dict["param_groups"]) != len(self.param_groups):
             raise InvalidArgumentError(
                 "load_sharded_state_dict: the state was saved for parameters with other names or another layout in memory (for "
-                "example of a channels-last model), or with other groups: make model and optimizer as they were. To change "
-                "them, save state_dict() after this load, and pass it to load_state_dict()"
+                "example of a channels-last model), or with other groups: build model and optimizer as they were at the save. "
+                "To change them, first load the checkpoint into the old optimizer, save its state_dict(), and pass that to "
+                "load_state_dict() of the new one"
             )
         own = {each.param: merged(each, state_dict["state"].get(each.name, {})) for each, _ in own_state}
         self.state.clear()

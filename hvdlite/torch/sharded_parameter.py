@@ -11,9 +11,9 @@ from hvdlite.ownership import owners_of
 __all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "order_of"]
 
 # Parameters are cut at multiples of this number of elements. torch's kernels compute whole SIMD vectors of a tensor, and may
-# round the elements that remain at its end in another way. With these cuts each element is rounded as in the whole parameter,
-# if torch computes the tensor in one thread. If torch uses several threads, elements remain at the end of each thread's share,
-# so some steps of 16-bit parameters give other bits.
+# round the elements that remain at its end in another way. If torch computes a tensor in one thread, these cuts have the effect
+# that each element is rounded as in the whole parameter. If torch uses several threads, elements remain at the end of each
+# thread's share, so some steps of 16-bit parameters give other bits than without sharding.
 _ALIGNMENT = 64
 
 # The rank at place p of the process set owns the elements from bounds[p] to bounds[p + 1] (exclusive), in the order of memory.
@@ -36,7 +36,7 @@ def cut_evenly(sizes: Sequence[int], ranks: int) -> list[Bounds]:
 
 
 def assign_largest_first(sizes: Sequence[int], ranks: int) -> list[Bounds]:
-    """Gives each whole parameter to one rank (`owners_of`). For optimizers whose steps may not be elementwise."""
+    """Gives each whole parameter to one rank (`owners_of`). For optimizers whose steps are not known to be elementwise."""
     owners = owners_of(sizes, ranks)
     return [(0,) * (owner + 1) + (size,) * (ranks - owner) for size, owner in zip(sizes, owners, strict=True)]
 

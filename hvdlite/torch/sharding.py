@@ -74,8 +74,8 @@ class _Split:
 class _OnHost:
     """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
 
-    The tensor travels in host memory: on another rank, the GPU with the number of the owner's GPU may not exist, or may be in
-    use by a third rank.
+    The tensor travels in host memory, because another rank may have no GPU with the number of the owner's GPU, or a third rank
+    may use that GPU.
     """
 
     value: torch.Tensor
@@ -210,8 +210,10 @@ class ShardedState:
         """Sends each rank's updated parts to all other ranks. Collective over the process set. The first hook after a step.
 
         Raises:
-            MismatchError: a rank that owns parameters has joined, or a rank has stepped other parameters.
-            HorovodInternalError: a rank failed, or has stepped other parameters.
+            MismatchError: a rank that owns parameters has joined; or the ranks have stepped different parameters, and two
+                broadcasts with one name differ in size.
+            HorovodInternalError: a rank failed; or the ranks have stepped different parameters, and some ranks wait for a
+                broadcast that others never start.
 
         After an error some parameters may have the values from before the step.
         """
@@ -225,7 +227,7 @@ class ShardedState:
                 self._send(self._transfers[1])
         except MismatchError as error:
             raise MismatchError(
-                f"with shard=True all ranks must step the same parameters, and none may have joined: {error}. In a program "
+                f"with shard=True all ranks must step the same parameters, and no rank may have joined: {error}. In a program "
                 "that calls hvd.join(), leave shard out"
             ) from error
 
@@ -244,7 +246,7 @@ class ShardedState:
                     part.copy_(received)
 
     def _plan_transfers(self, active: Sequence[Sharded]) -> list[_Transfer]:
-        """Plans one transfer for each larger part, and joint transfers for the small parts of an owner."""
+        """Plans one transfer for each part of `LEAST_BYTES` or more, and joint transfers for the smaller parts of an owner."""
         parts = [(sharded, owner) for sharded in active for owner in sharded.owners]
         sizes = [sharded.bytes_of(owner) for sharded, owner in parts]
         kinds = [
@@ -305,7 +307,7 @@ class ShardedState:
         Args:
             optimizer: the optimizer.
             device: the device of the parts that are gathered; None: the parameter's device.
-            loaded: has every rank that enters this statement loaded a whole state, and taken no step since? Then the loaded
+            loaded: has every rank that enters this statement loaded a whole state, and taken no step since? If so, the loaded
                 state is used where it is, and nothing is sent.
 
         Raises:
@@ -393,8 +395,8 @@ class ShardedState:
         lacking = [str(self._ranks[place]) for place in sharded.owners if place not in having]
         raise InvalidArgumentError(
             f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the state of {sharded.name!r} is missing on rank "
-            f"{', '.join(lacking)}, which owns a part of it. Load a state on all ranks, or on one and call "
-            "hvd.broadcast_optimizer_state before the next step"
+            f"{', '.join(lacking)}, which owns a part of it. Before the next step load a state on all ranks; or load it on one "
+            "rank, and call hvd.broadcast_optimizer_state on all ranks"
         )
 
     def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:

@@ -74,7 +74,11 @@ class TrainedByTorch:
 def make_check(
     optimizer: torch.optim.Optimizer, settings: ReducerSettings, gradients: Iterable[ParameterGradient]
 ) -> StartCheck:
-    """The start check of one optimizer. `gradients` belong to the parameters that the optimizer trains, now or later."""
+    """The start check of one optimizer.
+
+    `gradients` are those of the parameters that the optimizer trains. The check iterates over them at each comparison, so it
+    also sees those that are added later.
+    """
     return StartCheck(
         settings.start_check,
         f"DistributedOptimizer ({settings.prefix})",

@@ -29,12 +29,13 @@ __all__ = [
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrites tensors with the values of the root's tensors, in place. Collective over `process_set`.
 
-    Names, shapes and dtypes must be the same on all ranks of the set. The order may differ, unless the tensors have no names.
+    Names, shapes and dtypes must be the same on all ranks of the set. The order of tensors with names may differ. The order of
+    tensors without names must be the same, too.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
-            of tensors (which are then numbered). Entries that are None are left out. Tensors on NVIDIA GPUs are broadcast
-            there, and must be on a GPU on all ranks; tensors on other devices are copied through host memory.
+            of tensors (each gets its number as its name). Entries that are None are left out. Tensors on NVIDIA GPUs are
+            broadcast there, and must be on a GPU on all ranks; tensors on other devices are copied through host memory.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
 

@@ -2,7 +2,8 @@
 
 Each rank adds up its own values. In the forward pass one small allgather collects the ranks' counts, means and sums of squared
 deviations, and each rank combines them. Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances", 1979. In the backward pass one small allreduce adds up the ranks' sums over the gradients.
+Computing Sample Variances", 1979. In the backward pass each rank adds up its own gradients, and one small allreduce adds up the
+ranks' sums.
 
 Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
 On the input this file uses only operations that torch has for every device. If the input is on a GPU, the counts are exchanged
@@ -39,8 +40,8 @@ class SyncBatchNorm(_BatchNorm):
 
     The input's gradient is the gradient of the sum of all ranks' training losses. The gradients of weight and bias are this
     rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all
-    ranks, for example for a gradient penalty). Then the backward pass takes two more allreduces, and the second backward pass
-    has allreduces, too.
+    ranks, for example for a gradient penalty). In this case the backward pass takes two more allreduces, and the second
+    backward pass has allreduces, too.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format. A rank
     adds up its values in float32, or in float64 if the input is float64. Values on an NVIDIA GPU stay on the GPU, except the
@@ -59,7 +60,8 @@ class SyncBatchNorm(_BatchNorm):
 
     Raises:
         InvalidArgumentError: (on call) the input has another number of channels than C, fewer than two dimensions, or a dtype
-            that is not floating; or all ranks together have a single value for each channel; or this rank is not a member.
+            that is not floating; or all ranks together have a single value for each channel; or this rank is not in
+            `process_set`.
         MismatchError, HorovodInternalError: (on call and backward) as for `hvdlite.allgather`.
         NotInitializedError: (on call) `init` has not been called.
         UnsupportedError: (on call) the input has a tangent of forward mode, or is inside of a ``torch.func`` transform.
@@ -238,7 +240,7 @@ class _LocalValues:
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalises the input. The gradient takes into account that the statistics of all ranks depend on the input."""
+    """Normalises the input. The statistics depend on the input, too, and the gradient takes this into account."""
 
     @staticmethod
     def forward(
@@ -290,7 +292,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def _differentiable_gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The same gradients, computed again from the input by operations that autograd can differentiate."""
+        """The same gradients as `_gradients`, but computed from the input by operations that autograd can differentiate."""
         layer: SyncBatchNorm = ctx.layer
         input, weight, _, _ = ctx.saved_tensors
         dtype, dim = _statistics_dtype(input), input.dim()

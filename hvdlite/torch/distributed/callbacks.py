@@ -10,8 +10,8 @@ in whatever order their threads run.
 torch's C++ code makes most futures, such as those that ``then`` returns. It uses torch's class for them, and never a class that
 derives from torch's class. So this module replaces the methods of torch's class, for all futures of the process. For a future
 that does not come from a collective of hvdlite, the new methods only call torch's own. One example is a future of
-``torch.futures.collect_all``: the collectives that its callbacks start are counted with the program's, or with those of the
-callback that the thread runs.
+``torch.futures.collect_all``. If a callback of such a future starts collectives, they are counted with the collectives of the
+program, or with those of the numbered callback that the thread runs at this moment.
 """
 
 import threading
@@ -40,10 +40,11 @@ class CallCounter:
         self._callbacks = 0  # the number of callbacks of the future: see `callback`
 
     def next(self, group: str) -> str:
-        """Returns the number of the group's next collective, the same until `use` is called. The caller holds the lock.
+        """Returns the number of the group's next collective. The caller holds the lock.
 
-        The number of a callback's collective begins with the callback's path. If the callback belongs to another group than
-        the collective, the key of the callback's group stands before the path.
+        Until `use` is called, all calls for a group return the same number. The number of a callback's collective begins with
+        the callback's path. If the callback belongs to another group than the collective, the key of the callback's group
+        stands before the path.
         """
         number = str(self._counts.get(group, 0) + 1)
         if not self._path:
@@ -53,13 +54,16 @@ class CallCounter:
     def use(self, group: str) -> None:
         """Marks the number that `next` has returned as used. The caller holds the lock.
 
-        Do not call this method if the engine refused the collective: the program may call the collective again, and needs the
-        same number then.
+        Do not call this method if the engine refused the collective: the program may call the collective again, and then the
+        collective needs the same number.
         """
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "CallCounter":
-        """Makes the counter of a new callback of this future, which is a collective's, or which ``then`` returned."""
+        """Makes the counter of a new callback. This object belongs to the future that gets the callback.
+
+        That future comes from a collective of hvdlite, or from ``then``.
+        """
         with self.lock:
             self._callbacks += 1
             return CallCounter(self._group, f"{self._path}t{self._callbacks}")
@@ -81,7 +85,7 @@ def origin(future: Any, group: str, path: str) -> None:
 
 def unnumbered(_future: Any) -> None:
     """Does nothing. Sends and receives use it in place of `origin`. So the collectives that their callbacks start are counted
-    with the program's, or with those of the callback that the thread runs.
+    with the collectives of the program, or with those of the numbered callback that the thread runs at this moment.
     """
 
 

@@ -3,8 +3,9 @@
 torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers its collectives, and
 the name that hvdlite negotiates contains the number and torch's name for the operation. If ranks call different operations, the
 names differ, and deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start.
-If a group has the name of a destroyed group, it has another generation, so that its operations never match those of the
-destroyed group. Messages from rank to rank have no numbers, because only two ranks know of them.
+A group may have the name of a destroyed group. So each group also has a *generation*, the count of groups with the same ranks.
+The names of operations contain it, so the operations of the new group never match those of the destroyed group. Messages from
+rank to rank have no numbers, because only two ranks know of them.
 
 torch 2.13 has renamed some methods; these methods also have their old names here, for earlier versions. Over 400 lines, because
 there is a method for each of torch's functions.
@@ -53,7 +54,7 @@ _generations: Counter[tuple[int, ...]] = Counter()
 
 
 def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
-    """Makes a group of all or some ranks. Collective over its members; torch calls it only on members.
+    """Makes a group of all or some ranks. Collective over the members of the group; torch calls this function only on members.
 
     Args:
         options: torch's options, with the ranks and the name of the group.
@@ -93,9 +94,9 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks. The functions of `torch.distributed` call its methods, which have similar names.
 
     Tensors are in host memory or on NVIDIA GPUs, contiguous or not. The methods for collectives and messages start an operation
-    and return its `HvdliteWork`, whose `wait` raises the operation's error. Arguments that are wrong on this rank alone raise
-    `InvalidArgumentError` (a ValueError) or `UnsupportedError` (a NotImplementedError) at the call. If outputs do not fit what
-    the other ranks have sent, `wait` raises the InvalidArgumentError.
+    and return its `HvdliteWork`, whose `wait` raises the operation's error. If this rank can see without the other ranks that
+    an argument is wrong, the call raises `InvalidArgumentError` (a ValueError) or `UnsupportedError` (a NotImplementedError).
+    If outputs do not fit what the other ranks have sent, `wait` raises the InvalidArgumentError.
     """
 
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
@@ -323,7 +324,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         targets: Sequence[Tensor | None] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Gathers all ranks' elements of each input into a list of outputs. The engine writes directly to each target."""
+        """Gathers all ranks' elements of each input into a list of outputs. If there is a target, the engine writes into it."""
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
@@ -371,7 +372,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_split_sizes: Sequence[int] | None,
         opts: Any = None,
     ) -> HvdliteWork:
-        """Sends some rows to each rank and receives some from each; without split sizes, the same number for all."""
+        """Sends some rows to each rank and receives some from each. Without split sizes all numbers of rows are equal."""
         row = input[0].numel() if len(input) else 0
         splits = [rows * row for rows in self._rows("input", input, input_split_sizes)]
         parts = list(torch.split(output.detach(), self._rows("output", output, output_split_sizes)))
@@ -484,7 +485,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         finish: Callable[[Any], None] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Reduces with the engine, by `start` and `finish`. For a bitwise operator it gathers all inputs and combines them.
+        """Reduces with the engine, by `start` and `finish`. If the operator is bitwise, gathers and combines all inputs.
 
         Args:
             label: torch's name for the operation.

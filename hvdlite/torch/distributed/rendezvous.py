@@ -42,7 +42,7 @@ _Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 
 
 def install(scheme: str) -> None:
-    """Registers the handler for URLs of this scheme, and also for ``env://`` where its environment variables are missing."""
+    """Registers the handler for URLs of this scheme, and for ``env://`` if the environment lacks a variable for it."""
     dist.register_rendezvous_handler(scheme, _rendezvous)
     # The table of handlers is not part of torch's public interface. Without this replacement, a script would have to pass
     # init_method="hvdlite://".

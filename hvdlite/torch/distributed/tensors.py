@@ -44,7 +44,7 @@ def flat_of(tensors: Sequence[Tensor]) -> Tensor:
 def writing(outputs: Sequence[Tensor]) -> torch.no_grad | torch.inference_mode:
     """The mode in which any thread may write to these tensors.
 
-    torch allows writes to a tensor that was made in inference mode only in inference mode.
+    If a tensor was created in inference mode, torch allows writes to this tensor in inference mode only.
     """
     return torch.inference_mode() if any(output.is_inference() for output in outputs) else torch.no_grad()
 
@@ -55,7 +55,7 @@ def target_for(output: Tensor, source: Tensor, offset: int | None) -> Tensor | N
     Args:
         output: the tensor for the result.
         source: the input, of the same dtype.
-        offset: the place of the source's own values in the result, in elements; None if they are not part of the result.
+        offset: the index in the result at which the elements of the source begin; None if the result does not contain them.
     """
     if not output.is_contiguous() or not output.is_cpu:
         return None

@@ -6,8 +6,8 @@ futures is not possible, because a future's callbacks run in the thread that com
 futures. Besides, the engine's deadlock detection would treat an idle thread as a caller that may still submit operations.
 
 Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and each later caller of
-`wait` orders its streams after these events. A future orders the streams of its callbacks in the same way, if it knows the
-devices.
+`wait` orders its streams after these events. A future that knows the GPUs of its tensors orders the streams of its callbacks in
+the same way.
 """
 
 import threading
@@ -29,7 +29,7 @@ __all__ = ["HvdliteWork"]
 _Future = torch.futures.Future[Any]
 
 # If only C++ code of torch before 2.7 holds a Work, its C++ part stays alive, but Python frees the object with the methods
-# below. So the latest objects are kept here. The C++ code holds at most two works at a time.
+# below. So `_recent` keeps the latest objects. The C++ code holds at most two works at a time.
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
@@ -53,9 +53,9 @@ class HvdliteWork(Work):
         handle: the handle of the operation.
         outputs: the caller's tensors for the result; for a send, the tensors that are sent.
         finish: stores the handle's result in the outputs; None if nothing is left to store.
-        timeout: the longest wait if the caller of `wait` gives none.
+        timeout: the longest wait, if the caller of `wait` gives no timeout.
         is_aborted: a function that returns whether this rank has aborted the group.
-        numbered: a function that gets the future, so that collectives of its callbacks get numbers (callbacks.py).
+        numbered: a function that is called with the future, so that collectives of its callbacks get numbers (callbacks.py).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HvdliteWork(Work):
             timeout: the longest wait; by default the timeout of the operation's options or of the group.
 
         Returns:
-            True. On a GPU the operation may still run; the current stream is then ordered after the operation.
+            True. On a GPU the operation may still run, but the current stream is ordered after the operation.
 
         Raises:
             HorovodInternalError: the operation failed; the text says why.

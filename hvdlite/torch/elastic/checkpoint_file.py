@@ -37,8 +37,8 @@ class CheckpointFile:
             load: a function that gives the objects of the job their states. It gets the states by name.
 
         Returns:
-            The same on all ranks: the number of steps that were applied before the file was written, and the rank that has
-            loaded the file (both 0 if there is no file); and what is wrong with a file or a folder, or "".
+            Three values, the same on all ranks: the number of steps that were applied before the file was written; the rank
+            that has loaded the file; and what is wrong with a file or a folder, or "". If there is no file, both numbers are 0.
         """
         content, problem = self._read() if local_rank() == 0 else (None, "")
         position = -1 if content is None else int(content["position"])
@@ -66,7 +66,7 @@ class CheckpointFile:
         if not os.path.exists(self.path):
             return None, ""
         try:
-            # Each host opens its file, and only the rank whose state counts reads the tensors.
+            # Each host opens its file. Later only the rank that loads the newest file reads the tensors.
             content: dict[str, Any] = torch.load(self.path, "cpu", mmap=True, weights_only=False)
             for name, value in self._header.items():
                 if content[name] != value:

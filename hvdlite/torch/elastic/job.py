@@ -1,4 +1,4 @@
-"""`ElasticJob`: a training in which each step counts once, on all living ranks or on none.
+"""`ElasticJob`: a training that continues when ranks are lost. All living ranks apply a step, or none does and it is repeated.
 
 (Over 400 lines, because a step and the return after the loss of a rank change the same state.)
 """
@@ -74,12 +74,12 @@ class ElasticJob:
             ``sparse_as_dense=True`` if gradients are sparse. Not LBFGS.
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
-        scaler: a GradScaler, or None. With a scaler, a step may leave ``optimizer.step()`` out.
+        scaler: a GradScaler, or None. A scaler skips ``optimizer.step()`` if gradients are not finite. Such a step counts, too.
         seed: seeds the order of samples and, for each sample, the random numbers of Python, NumPy and torch (on the CPU); equal
             on all ranks.
         checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
-            need not share the folder. If files exist, training continues from the newest one of all hosts, with any number of
-            ranks. "": no file.
+            need not share the folder. If files exist, training continues from the newest one of all hosts. The job that wrote
+            the file may have had another number of ranks. "": no file.
         save_every: the number of steps between two checkpoints. Each checkpoint replaces the file atomically, so a reader never
             sees a part of one. If a rank that writes the file has to leave, it first writes a checkpoint.
         commit_every: the number of steps between two commits. Only a sharded optimizer needs commits.
@@ -127,8 +127,8 @@ class ElasticJob:
         for name, value in kept.items():
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise InvalidArgumentError(
-                    f"elastic.Job({name}={value!r}): an object to keep needs state_dict() and load_state_dict(); is the name "
-                    "wrong?"
+                    f"elastic.Job({name}={value!r}): an object to keep needs state_dict() and load_state_dict(); is the "
+                    "argument's name wrong?"
                 )
         self._state = JobState(model, optimizer, kept)
         self._file = CheckpointFile(os.fspath(checkpoint), save_every, {"seed": seed, "batch_size": batch_size})
@@ -164,7 +164,7 @@ class ElasticJob:
 
     @property
     def ends_epoch(self) -> bool:
-        """Is the present step the last one of its epoch? Then call ``step()`` of a scheduler that counts epochs."""
+        """Is the present step the last one of its epoch? If so, call ``step()`` of a scheduler that counts epochs."""
         return (self.position + 1) % self._steps_of_epoch == 0
 
     @property
@@ -322,8 +322,8 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # After the loss of a rank, this rank does not call _admit_spare, which is collective: other ranks may have noticed
-            # the loss in _admit_spare, so they continue with a batch, and do not call it again.
+            # `_admit_spare` is collective. If a rank was lost, this rank must not call it: the other ranks may have noticed the
+            # loss during their call. They now continue with a batch, without a second call.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
@@ -362,15 +362,15 @@ class ElasticJob:
         """The number of this rank's newest point; None if this rank has no state yet.
 
         A point is a state that all ranks can have after the loss of a rank (`hvdlite.elastic.steps`): a commit if the optimizer
-        is sharded, otherwise an applied step. If the loss of a rank has interrupted that step after ``optimizer.step()``, the
-        number of the point is half less, so that this rank copies from a rank that has ended the step.
+        is sharded, otherwise an applied step. If the loss of a rank has interrupted that step after ``optimizer.step()``, 0.5
+        is subtracted from the number, so that this rank copies the state of a rank that has ended the step.
         """
         if not self._has_state:
             return None
         return self._last_commit.number if self._state.is_sharded else self.position - 0.5 * self._is_half_done
 
     def _enter(self, job: Callable[[], Sequence[float | None]]) -> None:
-        """Enters a new job. The function `job` makes the new job, and returns the `_point` of each rank."""
+        """Enters a new job. The function `job` makes the new job, and returns the number of each rank's newest point."""
         try:
             points = job()
             self._jobs += 1
@@ -399,8 +399,10 @@ class ElasticJob:
         self._enter(lambda: call.recover(loss, self._point))
 
     def _go_on_from(self, plan: CopyPlan) -> None:
-        """Returns to the last commit if the optimizer is sharded. Then the receivers of the plan copy the state of its source.
+        """Goes on from the point that the plan names.
 
+        If the optimizer is sharded, ranks that have this point return to their last commit. After that, with any optimizer, the
+        plan's receivers copy the state of the plan's source.
         If there are receivers, the call is collective over all ranks.
         """
         commit = self._last_commit

@@ -69,8 +69,8 @@ class JobState:
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, Any]) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError(
-                "elastic.Job does not work with LBFGS, which changes the parameters between two calls of its closure: after a "
-                "loss there, a half step could not be taken back. Use hvd.elastic.run, or another optimizer"
+                "elastic.Job does not work with LBFGS, which changes the parameters between two calls of its closure: if "
+                "a rank is lost between them, the half step cannot be taken back. Use hvd.elastic.run, or another optimizer"
             )
         self._model, self._optimizer = model, optimizer
         self._others = {name: StateDictHandler(value) for name, value in others.items()}
@@ -81,7 +81,7 @@ class JobState:
     # --- in this process ----------------------------------------------------------------------------------------------------
 
     def before_step(self) -> Snapshot:
-        """A copy of what a step can change even if ``optimizer.step()`` is not called."""
+        """A copy of all that can change in a step before ``optimizer.step()``."""
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
@@ -103,7 +103,7 @@ class JobState:
         return Snapshot(states, buffers, options, numbers, [dict(coding) for coding in codings_of(self._optimizer)])
 
     def go_back(self, snapshot: Snapshot) -> None:
-        """Gives all objects the state of the snapshot, as far as it contains them."""
+        """Restores all that the snapshot contains, and changes nothing else."""
         self.load(snapshot.states)
         with torch.no_grad():
             for buffer, before in zip(_buffers_of(self._model), snapshot.buffers, strict=True):
@@ -142,8 +142,9 @@ class JobState:
     def receive(self, source: int) -> None:
         """Gives all ranks the present state of the source. Collective over all ranks.
 
-        Each rank keeps its own random numbers. If a rank is lost meanwhile, the received state may be incomplete. Then this
-        method restores the state that this rank had before; with a sharded optimizer, the caller restores the last commit.
+        Each rank keeps its own random numbers. If a rank is lost meanwhile, the received state may be incomplete. In this case
+        this method restores the state that this rank had before. With a sharded optimizer, the caller must restore the last
+        commit instead.
 
         Raises:
             PeerLostError: a rank was lost.

@@ -26,7 +26,8 @@ class _LastCopy:
 
     Args:
         copied: makes a copy of the state.
-        seen: returns a value that changes whenever the state changes; or None if there is no such value: each copy is then new.
+        seen: returns a value that changes whenever the state changes. It returns None if there is no such value; in this case
+            each call makes a new copy.
     """
 
     def __init__(self, copied: Callable[[], Any], seen: Callable[[], Sequence[Any] | None]) -> None:
@@ -50,7 +51,8 @@ def _seen_of_python() -> Sequence[Any]:
 def _seen_of_numpy() -> Sequence[Any] | None:
     owner: Any = np.random.mtrand._rand
     generator = owner._bit_generator
-    # Objects of these types contain their numbers. A program may have chosen other types, which may only point to numbers.
+    # The memory of an object of these types contains the state. A program may have chosen another type, whose objects may only
+    # contain pointers to the state.
     if type(owner) is not np.random.RandomState or type(generator) is not np.random.MT19937:
         return None
     return _memory_of(owner), _memory_of(generator)

@@ -28,7 +28,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         processed_num: the number of processed samples, on all ranks.
         processed_indices: the samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
         remaining_indices: the samples that were unprocessed at the last division, in the order of the dataset.
-        indices: this rank's share, in the order of the last iteration that has begun; empty after a division.
+        indices: this rank's share, in the order of the last iteration that has begun; empty from a division until an iteration
+            begins.
         rank: this process's rank when samples were last divided.
         num_replicas: the number of ranks when samples were last divided.
         num_samples: the number of samples in a rank's share.
@@ -126,7 +127,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def processed_num(self) -> int:
-        """The number of processed samples on all ranks, if each has recorded as many as this one since the last division."""
+        """The number of processed samples on all ranks, if all have recorded as many as this rank since the last division."""
         return self._processed_before + (len(self.processed_indices) - self._processed_before) * self.num_replicas
 
     def __len__(self) -> int:

@@ -36,7 +36,7 @@ class TorchState(ObjectState):
     ``load_state_dict()`` (schedulers, GradScaler, averaged models, loaders). All other attributes are kept as
     `hvdlite.elastic.ObjectState` keeps them.
 
-    If an optimizer is sharded (``shard=True``), making the state, `save` and `commit` are collective over all ranks: each rank
+    If an optimizer is sharded (``shard=True``), the constructor, `save` and `commit` are collective over all ranks: each rank
     saves the whole state of the optimizer, in host memory.
 
     Args:
@@ -45,7 +45,7 @@ class TorchState(ObjectState):
         **kwargs: names and values of more attributes: any number of modules, optimizers, samplers and other objects.
 
     Raises:
-        InvalidArgumentError: a name is one of the state's own methods.
+        InvalidArgumentError: an argument has the name of one of the state's methods.
 
     """
 

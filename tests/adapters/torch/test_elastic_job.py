@@ -139,7 +139,7 @@ def test_a_step_counts_if_an_exception_of_the_program_follows_the_optimizer(shar
         ({"batch_size": 0}, "batch_size and commit_every must be at least 1"),
         ({"save_every": 5}, "give both checkpoint and save_every, or neither"),
         ({"commit_every": 0}, "commit_every=0"),
-        ({"save_evry": 5}, r"elastic.Job\(save_evry=5\): an object to keep needs state_dict\(\) and .*; is the name wrong\?"),
+        ({"save_evry": 5}, r"elastic.Job\(save_evry=5\): an object to keep needs state_dict\(\) and .*; is the argument's"),
         ({"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])}, "takes an hvdlite.torch.DistributedOptimizer"),
     ],
 )

@@ -440,7 +440,7 @@ def test_a_rank_that_has_joined_steps_nothing(hvd):
     train(hvd, model, optimizer, [0])
     if hvd.rank() != 0:
         with pytest.raises(
-            MismatchError, match=r"none may have joined: .*rank 0, has joined.*calls hvd\.join\(\), leave shard out"
+            MismatchError, match=r"no rank may have joined: .*rank 0, has joined.*calls hvd\.join\(\), leave shard out"
         ):
             train(hvd, model, optimizer, [1])
     hvd.join()
