@@ -15,7 +15,7 @@ __all__ = ["join_rows", "rows_of"]
 def rows_of(
     grad: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, sparse_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices (int64, one line for each row) and the rows of a gradient, in memory that the engine can use.
+    """The indices (int64, `sparse_dim` numbers for each row) and the rows of a gradient, in memory that the engine can use.
 
     Args:
         grad: a sparse (coordinate) or dense gradient; None: this rank has no gradient, and sends no row.
@@ -27,7 +27,7 @@ def rows_of(
         InvalidArgumentError: the dtype is torch.bool.
     """
     if dtype is torch.bool:
-        raise InvalidArgumentError("a sum or mean of sparse tensors of bool is not supported: cast it to a number first")
+        raise InvalidArgumentError("a sum or mean of sparse tensors of bool is not supported: cast them to numbers first")
     device = like.device if is_reachable(like.device) else torch.device("cpu")
     if grad is None:
         indices = torch.empty((0, sparse_dim), dtype=torch.int64, device=device)
@@ -48,7 +48,7 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
     It has the dtype of `values`. Quotients of integers are truncated toward zero.
 
     Args:
-        indices: int64, one line for each row of `values`. A line of -1 stands for a gradient without rows.
+        indices: int64, `sparse_dim` numbers for each row of `values`. Numbers of -1 stand for a gradient without rows.
         values: the rows of all ranks.
         like: a tensor of the result's shape and device.
         divisor: the number by which the sum is divided.

@@ -49,7 +49,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
 
 def broadcast_calls(process_set: ProcessSet) -> str:
-    """For error texts: the calls that give all ranks of a process set the model and the optimizer's state of its first rank."""
+    """For error texts: the calls that copy the model and the optimizer's state from the first rank of a set to the others."""
     arguments = root_arguments(process_set)
     return (
         f"hvd.broadcast_parameters(model.state_dict(), {arguments}) and hvd.broadcast_optimizer_state(optimizer, {arguments})"
@@ -131,7 +131,7 @@ def broadcast_optimizer_state(
     sharded = sharded_state_of(optimizer)
     is_whole = sharded is None or broadcast_object(sharded.unsliced, root_rank, "optimizer_state.is_whole", process_set)
     state = None
-    if is_root or not is_whole:  # the ranks gather the root's state if the root has only a part of it
+    if is_root or not is_whole:  # if the root has only a part of the state, all ranks gather the whole
         with nullcontext() if sharded is None else sharded.whole_state(optimizer, loaded=is_whole):
             state = optimizer.state_dict()
     structure = mapped(_placeholder_of, state) if is_root else None
@@ -146,7 +146,7 @@ def broadcast_optimizer_state(
         if sharded is not None:
             sharded.unsliced = True
             if not is_whole:
-                sharded.localize(optimizer)  # the root has only its part, too
+                sharded.localize(optimizer)  # as the root, which keeps only its part
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -173,7 +173,7 @@ def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) ->
     the options of a group, it is on the device of the group's first parameter.
     """
     host = torch.device("cpu")
-    devices: dict[Any, torch.device] = {}  # the parameters' devices, by the key of the structure
+    devices: dict[Any, torch.device] = {}  # of the parameters, by their keys in the structure
     for group, theirs in zip(optimizer.param_groups, structure["param_groups"], strict=True):
         devices.update(zip(theirs["params"], (param.device for param in group["params"]), strict=True))
 

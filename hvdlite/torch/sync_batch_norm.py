@@ -6,8 +6,8 @@ Computing Sample Variances", 1979. In the backward pass each rank adds up its ow
 ranks' sums.
 
 Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
-On the input this file uses only operations that torch has for every device. If the input is on a GPU, the counts are exchanged
-separately, on the host, so that nothing waits for the GPU.
+This file applies to the input only operations that torch has for every device. If the input is on a GPU, the counts are
+exchanged separately, on the host, so that nothing waits for the GPU.
 """
 
 import math
@@ -50,8 +50,8 @@ class SyncBatchNorm(_BatchNorm):
     Args:
         num_features: the number C of channels, the same on all ranks.
         eps: a number that is added to the variance.
-        momentum: the weight of a new value in the running statistics; None: the statistics are the average of all values so
-            far.
+        momentum: the weight of a new batch's statistics in the running statistics; None: the running statistics are the
+            average of the statistics of all batches so far.
         affine: does the layer have a weight and a bias?
         track_running_stats: does the layer keep running statistics, which evaluation uses?
         process_set: the ranks that share their statistics.
@@ -64,7 +64,8 @@ class SyncBatchNorm(_BatchNorm):
             `process_set`.
         MismatchError, HorovodInternalError: (on call and backward) as for `hvdlite.allgather`.
         NotInitializedError: (on call) `init` has not been called.
-        UnsupportedError: (on call) the input has a tangent of forward mode, or is inside of a ``torch.func`` transform.
+        UnsupportedError: (on call) the input has a tangent (of forward-mode differentiation), or is inside of a ``torch.func``
+            transform.
 
     """
 

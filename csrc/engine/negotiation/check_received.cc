@@ -6,12 +6,14 @@
 //                                                                                          │
 //    member:                           check_fits ◄── check_received(Response) ◄── decoder ◄┘
 //
-// check_received asks whether any correct rank could have sent this request or response, and needs only the set. A request by
-// slot was checked when it came in full. check_fits compares the response with this rank's own entry. It is called for each
-// decision without an error, also for one that came as a slot, because a wrong slot would stand for another tensor.
+// check_received asks whether any correct rank could have sent this request or response, and needs only the set. If only the
+// slot of a request arrives, nothing is checked again: the request was checked when it arrived in full. check_fits compares the
+// response with this rank's own entry. Each response that has no error is compared, also if only its slot arrived, because a
+// wrong slot would stand for another tensor.
 //
 // If the content hashes are equal, check_fits compares no more fields. Otherwise with_differences() makes the request that this
-// rank may expect: its own, with the fields in which ranks may differ taken from the agreed one. Then == compares all fields.
+// rank may expect: a copy of its own request, in which the fields that may differ between ranks come from the agreed request.
+// Then == compares all fields of this copy with the agreed request.
 // So a field that someone adds to Request (and to seal()) must be equal on all ranks, unless with_differences() copies it.
 //
 // No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
@@ -80,7 +82,7 @@ Request with_differences(const Request& mine, const Request& agreed) {
     expected.device = agreed.device;
     expected.layout = agreed.layout;
   }
-  // Only a broadcast has a rank in `root`, and only a removal a set. In all other kinds `root` is a flag or unused.
+  // For a broadcast `root` is a rank, and for a removal it is a process set. For all other kinds it is a flag or unused.
   if (mine.kind != OpKind::kBroadcast && mine.kind != OpKind::kRemoveProcessSet) {
     expected.root = agreed.root;
   }
@@ -94,8 +96,8 @@ Request with_differences(const Request& mine, const Request& agreed) {
   return expected;
 }
 
-// This rank takes part without memory. So the decision must need no memory of this rank: no place in an arena, no rows, no
-// tensor of a broadcast's root. Joins and changes of sets need nothing of a rank that has not asked.
+// This rank takes part without memory. So the response must need no memory of this rank: no place in an arena and no rows, and
+// this rank must not be the root of a broadcast. Joins and changes of sets need nothing of a rank that has not asked.
 void check_without_mine(const Response& response, bool joined, const std::vector<int>& members,
                         int index) {
   const Request& agreed = *response.request;
@@ -126,10 +128,12 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
   require(request.set == set, request, "was sent for another process set");
   require(!request.name.empty(), request, "has no name");
   require(!base::is_point_to_point(kind), request,
-          "is a send or a receive, on which ranks do not agree");
-  require(request.arena >= 0 && request.arena_offset >= 0 &&
-              (request.arena == 0 || kind == OpKind::kAllreduce),
-          request, "has an impossible place in an arena, or has one and is no allreduce");
+          "is a send or a receive, which ranks do not negotiate");
+  require(
+      request.arena >= 0 && request.arena_offset >= 0 &&
+          (request.arena == 0 || kind == OpKind::kAllreduce),
+      request,
+      "has an impossible place in an arena, or a place in an arena although it is no allreduce");
   require(!changes_sets(kind) || set.id == 0, request,
           "a change of process sets belongs to process set 0");
   require(kind != OpKind::kRemoveProcessSet || request.root > 0, request,
@@ -141,7 +145,8 @@ void check_received(const Request& request, SetId set, const std::vector<int>& m
     check_content(request, members, static_cast<int>(members.size()));
   } catch (const Error& error) {
     throw Error(ErrorCode::kInternal,
-                std::string("a member asks for what it must refuse: ") + error.what());
+                std::string("a member has sent a request that it must refuse to its own caller: ") +
+                    error.what());
   }
 }
 

@@ -187,7 +187,7 @@ def test_sparse_tensors_of_several_shapes(hvd):
 def test_sparse_truth_values_are_refused(hvd):
     tensor = torch.sparse_coo_tensor([[0]], torch.tensor([True]), (4,), check_invariants=True)
     for op in (hvd.Average, hvd.Sum):
-        with pytest.raises(ValueError, match="bool is not supported: cast it to a number first"):
+        with pytest.raises(ValueError, match="bool is not supported: cast them to numbers first"):
             hvd.sparse_allreduce_async(tensor, "truth", op)
 
 

@@ -1,17 +1,18 @@
 // The steps of a link, and the cause of each change:
 //
 //    kOpening ──► kCards         this rank has tried to open a GPU, two streams and, if its knob permits NCCL, NCCL
-//    kCards ──► kInvitation      all cards are here, and the choice is NCCL
-//    kInvitation ──► kJoining    NCCL's unique id is here
-//    kJoining ──► kReporting     the verdict is here, and this rank has reported
+//    kCards ──► kInvitation      this rank has the cards of all members, and the choice is NCCL
+//    kInvitation ──► kJoining    this rank has NCCL's unique id
+//    kJoining ──► kReporting     this rank has the verdict, and has sent its report
 //    kReporting ──► kDone        this rank has sent and received all its reports and verdicts
 //
-//    kCards ──► kDone            all cards are here, and the choice is host memory, or to refuse the set's operations
+//    kCards ──► kDone            this rank has all cards, and the choice is host memory, or to refuse the set's operations
 //    kInvitation ──► kDone       member 0 has no unique id: the link falls back, as after a verdict "not up"
 //
-// The verdict is member 0's message that tells whether all communicators are up. The link's first tag is for the allgather of
-// the cards, the second for the broadcast of the invitation, and the third for reports and verdicts, on two channels: one for
-// reports and one for verdicts.
+// A card tells a member's knobs, its GPU and its version of NCCL. A report tells whether a member's communicator is up, and the
+// verdict is member 0's message that tells whether all are up. The link's first tag is for the allgather of the cards, the second
+// for the broadcast of the invitation, and the third for reports and verdicts, on two channels: one for reports and one for
+// verdicts.
 //
 // An example: NCCL fails on member 2, while the communicators of the other members still wait for member 2.
 //
@@ -25,8 +26,9 @@
 // Why a rank does not use its communicator before the verdict, even if the communicator is up: if the communicator of another
 // member fails, that member takes no part in NCCL's operations. A kernel that waits for that member would never end.
 //
-// Why each member but member 0 sends one report in every case: member 0 has posted a receive for that report. So in kDone no
-// message of the link is under way, so the link may be destroyed.
+// Why each member but member 0 that has come to kJoining sends one report, also if its communicator has failed or if it has the
+// verdict already: member 0 has posted a receive for that report. So in kDone no message of the link is under way, and the link
+// may be destroyed.
 //
 // All members reach the same route and the same text of the reason, because they compute both from the cards, the invitation
 // and the verdict, which are equal on all members.

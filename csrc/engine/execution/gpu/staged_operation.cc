@@ -18,7 +18,7 @@
 // watcher wakes the engine, which then has to begin the collective. After the copies to the GPU the watcher need not wake the
 // engine, because the operation has ended as soon as these copies are enqueued.
 //
-// A rank without a value takes part in the collective. If it lacks all inputs of a reduction, it gives the collective null,
+// A rank that lacks inputs takes part in the collective. If it lacks all inputs of a reduction, it gives the collective null,
 // which stands for the op's identity. If it lacks only some tensors of a fusion buffer, packing fills their places with the
 // identity.
 #include "engine/execution/gpu/staged_operation.h"
@@ -30,8 +30,8 @@ namespace hvdlite::engine {
 using base::OpKind;
 using base::ReduceOp;
 
-// An operation that copies nothing from the GPU, such as a broadcast on a rank that is not the root, has no event arrived_. It
-// may move as soon as its turn comes.
+// If no rank has a value, there is nothing to do. If an operation copies nothing from the GPU, for example a broadcast on a rank
+// that is not the root, arrived_ stays null, and the collective begins as soon as its turn in the lane comes.
 void StagedOperation::start() {
   if (has_no_value()) {
     stage_ = Stage::kFinished;
@@ -208,7 +208,7 @@ void StagedOperation::bring_back() {
     bring(place(0).output, buffer_bytes());
   } else if (buffer_bytes() > 0 && !lacks_all_outputs()) {
     const std::size_t bytes = buffer_bytes();
-    // If this rank has packed, packed_ can be used again, because the copy from it is complete.
+    // If packed_ has the inputs, its memory is used again for the result: the copy from packed_ to the host is complete.
     if (packed_ == nullptr) packed_ = device_memory(bytes, stream);
     bring(packed_, bytes);
     const device::Conversion cast = {.from = first.wire_dtype(), .to = first.dtype, .op = first.op};
