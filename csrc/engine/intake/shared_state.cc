@@ -2,8 +2,8 @@
 //
 //    the thread                                         all_waiting()
 //    waits                                              adds the operation for which the thread waits to the result
-//    has interrupted its wait, for at most 200 ms       adds the same operation
-//    runs, or has interrupted its wait for longer       returns nothing
+//    interrupted its wait at most 200 ms ago            adds the same operation
+//    runs, or interrupted its wait longer ago           returns nothing
 //    has ended                                          removes the thread's row
 //
 // A caller from Python interrupts its wait every 100 ms to handle signals (bindings/python/engine.cc), and then waits again.

@@ -40,9 +40,9 @@ class NamesInFlight {
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait for later ones, to be announced and fused together with them: at most `since_first` after the
-// first entry was pushed. If entries have a callback, a framework probably waits until they have ended. Then the wait of all
-// queued entries ends at the latest `since_last` after the last entry with a callback was pushed.
+// How long queued entries wait, so that later entries can be announced and fused together with them: at most `since_first`
+// after the first entry was pushed. If entries have a callback, a framework probably waits until they have ended. In that case
+// all queued entries wait at most `since_last` after the last entry with a callback was pushed.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};
