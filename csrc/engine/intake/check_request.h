@@ -22,7 +22,7 @@ SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
 // For a view that names an arena: returns the arena, and writes the tensor's offset in the arena into the view. A tensor
-// without bytes lies in no arena: then locate() returns null, and changes the view so that it names no arena.
+// without bytes lies in no arena. For such a tensor locate() returns null, and changes the view so that it names no arena.
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);
