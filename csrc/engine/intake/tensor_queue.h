@@ -51,8 +51,8 @@ struct Patience {
 class TensorQueue {
  public:
   explicit TensorQueue(base::TimeSource time) : time_(time) {}
-  // Moves all entries into the queue, or throws and leaves all to the caller. Returns true if the queue was empty; then
-  // the caller has to wake the engine.
+  // Moves all entries into the queue, or throws and leaves all to the caller. Returns true if the queue was empty; in
+  // that case the caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
   // *into must be empty, and its memory becomes the queue's. Entries are due when flush is set, when they have enough bytes, or

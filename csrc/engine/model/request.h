@@ -104,7 +104,7 @@ struct Request : RequestValues {
   bool on_gpu() const { return device >= 0; }
   // The dtype that `wire` stands for. A codec may code the elements in fewer bits.
   base::DType wire_dtype() const;
-  // A group of one counts as none.
+  // A group of one request counts as no group.
   bool in_group() const { return !group.empty() && group_size > 1; }
   // Must `rank`, a member of the set, ask as well before the operation can run? (It need not if it has joined, which this
   // function does not know.) For a new set that only its own members ask for: true if `rank` is one of them. For a send or
