@@ -1,7 +1,7 @@
 // The arenas that requests of this rank may name, and how an arena is made.
-// Thread: any for ArenaDirectory, with one lock that is held for a look-up; one at a time for an ArenaDraft. Owns: the open
-// arenas, which operations in flight share; a draft owns this rank's part. Blocks: no. Throws: Error, as each function says,
-// and std::bad_alloc.
+// Thread: any for ArenaDirectory (one lock, held while the map of arenas is read or changed); one at a time for an ArenaDraft.
+// Owns: the open arenas, which operations in flight share; a draft owns this rank's part. Blocks: no. Throws: Error, as each
+// function says, and std::bad_alloc.
 //
 // The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
 // part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then each member tells the
@@ -46,7 +46,7 @@ class ArenaDraft {
     transport::SharedMemory::Address memory;
   };
 
-  // Creates this rank's part. id: one that no draft of another rank has, and no earlier draft of this rank's engine. index:
+  // Creates this rank's part. id: no draft of another rank, and no earlier draft of this rank's engine, has this id. index:
   // this rank's place among the `members` members of the set.
   // Throws Error(System) if the system does not give the memory.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
@@ -62,8 +62,8 @@ class ArenaDraft {
   std::int64_t id() const { return opened_; }
 
   // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if the addresses do not fit
-  // together or the arena is open already, Error(System) if a part cannot be mapped, Error(Internal) for an address that no
-  // rank makes, and Error(Aborted) after the engine has ended.
+  // together or the arena is open already, Error(System) if a part cannot be mapped, Error(Internal) for an address that
+  // hvdlite never makes, and Error(Aborted) after the engine has ended.
   void open(const std::vector<Address>& addresses);
   // Called when all members have tried to open this rank's part. Removes the part's name from the file system.
   void hide() { memory_->unlink(); }

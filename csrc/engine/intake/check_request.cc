@@ -6,7 +6,7 @@
 //    check_memory     checks the addresses, which may differ at each submission while all fields stay equal
 //
 // The requests of a prepared group pass the first three functions once, in Engine::prepare(). A submission of the group calls
-// check_memory only for addresses on a GPU and for null (Engine::fill).
+// check_memory only for addresses on a GPU and for null addresses (Engine::fill).
 //
 // check_request first fills in the splits of an alltoall and sorts the ranks of a new set. Then it calls check_content, which
 // refuses missing splits and unsorted ranks. For example, an alltoall of 6 rows without splits on a set of 3 ranks gets the
@@ -107,8 +107,8 @@ std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirec
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output) {
   const std::size_t bytes = view.bytes();
-  // The shape is not checked yet, so `bytes` may also be 0 because the product overflowed. Then check_content refuses the
-  // shape.
+  // The shape is not checked yet, so `bytes` may also be 0 because the product overflowed. In that case check_content refuses
+  // the shape.
   if (bytes == 0) {
     view.arena = 0;
     return nullptr;

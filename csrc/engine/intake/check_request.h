@@ -21,8 +21,8 @@ SetDirectory::Info set_of(const RequestView& view, const SetDirectory& sets, int
 // the ranks of a new set. Refuses a request without a name, unless it is a join. world: the number of ranks in the job.
 RequestPtr check_request(const RequestView& view, const SetDirectory::Info& set,
                          const SetDirectory& sets, int world, device::Devices& devices);
-// For a view that names an arena: returns the arena, and writes the tensor's offset there into the view. A tensor without bytes
-// lies in no arena: then locate() returns null, and changes the view so that it names no arena.
+// For a view that names an arena: returns the arena, and writes the tensor's offset in the arena into the view. A tensor
+// without bytes lies in no arena. For such a tensor locate() returns null, and changes the view so that it names no arena.
 std::shared_ptr<const transport::Arena> locate(RequestView& view, const SetDirectory::Info& set,
                                                const ArenaDirectory& arenas, const void* input,
                                                const void* output);

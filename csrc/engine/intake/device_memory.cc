@@ -1,5 +1,5 @@
-// KnownAddresses is a table with one place for each page number modulo kPlaces. A check reads the word in the place of its
-// page:
+// KnownAddresses is a table with one place for each page number modulo kPlaces. A place holds one word: the number of a page
+// and its GPU. A check reads the word in the place of its page:
 //
 //    same page and GPU       passes; the driver is not asked
 //    any other word, or 0    asks the driver; if the address is on the request's GPU, writes the new word, otherwise throws
@@ -42,8 +42,8 @@ void KnownAddresses::check(device::Devices& devices, const Request& request, con
           "; give the device that the tensor is on");
 }
 
-// All tensors of a submission with the same GPU and the same stream share one event, because they are ready after the work that
-// this stream has now.
+// If tensors of a submission have the same GPU and the same stream, they share one event, because they are ready after the work
+// that this stream has now.
 const device::EventPtr& ReadyEvents::at(const Request& request, void* stream) {
   const auto found = std::ranges::find_if(recorded_, [&](const Recorded& one) {
     return one.gpu == request.device && one.stream == stream;

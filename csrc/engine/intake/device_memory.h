@@ -1,8 +1,8 @@
 // What a submission does for GPU memory: it checks that addresses are on the GPU that the request names, and records when the
 // memory is ready.
-// Thread: any for KnownAddresses; a ReadyEvents belongs to one call. Owns: the events, which entries share. Blocks: only where
-// the driver does. Throws: Error(InvalidArgument) for an address or a stream that is not of that GPU, Error(Unsupported) for a
-// stream under capture, Error(System) if the driver fails.
+// Thread: any for KnownAddresses; one thread for a ReadyEvents, which belongs to one submission. Owns: the events, which
+// entries share. Blocks: only where the driver does. Throws: Error(InvalidArgument) for an address or a stream that is not of
+// that GPU, Error(Unsupported) for a stream under capture, Error(System) if the driver fails.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class KnownAddresses {
   static constexpr std::size_t kPlaces = 4096;
   static constexpr int kPageBits = 12;
   static constexpr int kGpuBits = 16;
-  // Page number, and GPU + 1 in the low bits.
+  // One word for each place: the page number, and GPU + 1 in the low bits.
   std::array<std::atomic<std::uint64_t>, kPlaces> known_{};
 };
 

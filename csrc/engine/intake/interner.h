@@ -8,9 +8,9 @@
 //   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit and way 0 change places; a new request takes a free way, or else way 3
 //   └────────┴────────┴────────┴────────┘
 //
-// So a name that is used once evicts at most the request in way 3. (The names of unnamed operations are not remembered.) A hit
-// must equal the new request in every field; the hash only says where to look. This is a set-associative cache, as processors
-// have.
+// So a name that is used once evicts at most the request in way 3. (A request that the caller did not name is not remembered.)
+// A hit must equal the new request in every field; the hash only says where to look. This is a set-associative cache, as
+// processors have.
 #pragma once
 
 #include <array>

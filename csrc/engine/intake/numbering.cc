@@ -1,6 +1,6 @@
 // name() computes a name and changes no number; use() changes the number. So a submission of three unnamed allreduces that are
-// no group asks for the names with `ahead` 0, 1 and 2. If one of them is refused, the caller does not call use(), and the next
-// submission gets the same numbers. An example on one set, with "a" for allreduce:
+// no group asks for the names with `ahead` 0, 1 and 2. If one of the allreduces is refused, the caller does not call use(), and
+// the next submission gets the same numbers. An example on one set, with "a" for allreduce:
 //
 //    name(a, 0), name(a, 1)    allreduce.noname.0, allreduce.noname.1
 //    use(a, 2)

@@ -1,8 +1,9 @@
 // Groups of requests that are checked once and submitted again and again. A later submission gives only what may change: the
 // addresses, which values are absent, the weight and the stream. (A prepared operation is something else:
 // collectives/prepared.h.)
-// Thread: any; one lock, held for a look-up, or while release() frees a group. Owns: the groups; operations in flight share
-// their requests. Blocks: no. Throws: find() throws Error(InvalidArgument) for an id that names no group; add() std::bad_alloc.
+// Thread: any; one lock, held for a look-up, or while release() frees a group. Owns: the groups; operations in flight share the
+// groups' requests. Blocks: no. Throws: find() throws Error(InvalidArgument) for an id that names no group; add()
+// std::bad_alloc.
 #pragma once
 
 #include <cstdint>

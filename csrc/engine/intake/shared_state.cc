@@ -2,13 +2,13 @@
 //
 //    the thread                                         all_waiting()
 //    waits                                              adds the operation for which the thread waits to the result
-//    has interrupted its wait, for at most 200 ms       adds the same operation
-//    runs, or has interrupted its wait for longer       returns nothing
+//    interrupted its wait at most 200 ms ago            adds the same operation
+//    runs, or interrupted its wait longer ago           returns nothing
 //    has ended                                          removes the thread's row
 //
 // A caller from Python interrupts its wait every 100 ms to handle signals (bindings/python/engine.cc), and then waits again.
-// Without the 200 ms, all_waiting() during such an interruption would find a thread that runs. Then the time for which the rank
-// is blocked would begin anew (Membership::report_if_blocked), and a deadlock could be reported late or never.
+// Without the 200 ms, all_waiting() during such an interruption would find a thread that runs. As a result, the time for which
+// the rank is blocked would begin anew (Membership::report_if_blocked), and a deadlock could be reported late or never.
 //
 // When SharedState::finish() stores `done`, other threads may read the completion at once. So this store is the last access of
 // finish() to the completion.
@@ -20,8 +20,9 @@ namespace {
 // A wait that is interrupted for at most this time counts as one wait.
 constexpr base::microseconds kInterruption{200'000};
 
-// An object that is destroyed when its thread ends; then the weak pointer in the thread's row expires. The first call of
-// thread_life() in a thread may wait for a lock of the dynamic linker. So callers call it before they take the registry's lock.
+// An object that is destroyed when its thread ends. At that moment the weak pointer in the thread's row expires. The first call
+// of thread_life() in a thread may wait for a lock of the dynamic linker. So callers call it before they take the registry's
+// lock.
 const std::shared_ptr<int>& thread_life() {
   thread_local const std::shared_ptr<int> life = std::make_shared<int>(0);
   return life;

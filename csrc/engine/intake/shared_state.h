@@ -27,8 +27,8 @@
 namespace hvdlite::engine {
 
 // An event count (Reed and Kanodia, 1979): a number; threads of this process can sleep until it changes. A thread that waits
-// for a condition reads value(), then checks the condition, and then calls wait() with the value that it read. So it misses no
-// change that comes in between.
+// for a condition reads value(), then checks the condition, and then calls wait() with the value that it read. So the thread
+// also notices a change between these steps.
 class EventCount {
  public:
   std::uint32_t value() const { return value_.load(std::memory_order_seq_cst); }
@@ -73,9 +73,10 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what; deadlock detection reads it. A thread that has not ended is known if it ever
-// waited, or submitted without a callback. While a known thread runs, it may still submit an operation for which other ranks
-// wait. A thread of a framework's pool is known only while it waits: afterwards it may idle in the pool for ever.
+// Which threads of this rank wait, and for what; deadlock detection reads it. The registry knows a thread from its first wait,
+// or its first submission without a callback, until the thread ends. While a known thread does not wait, it may still submit an
+// operation for which other ranks wait. The registry knows a thread of a framework's pool only while the thread waits:
+// afterwards the thread may idle in the pool for ever.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);
@@ -84,9 +85,9 @@ class WaitRegistry {
   // The calling thread begins to wait.
   void enter(const CompletionPtr& completion);
   // The wait of the last enter() ends. done: has the operation ended? If it has not, the thread may wait again at once, for
-  // example when it has handled signals, so this wait still counts for a moment. now: the approximate time.
+  // example after it has handled signals. So its wait still counts for a moment. now: the approximate time.
   void leave(bool done, base::Clock::time_point now);
-  // The awaited operation of each known thread; nothing if one of them does not wait, or none is known.
+  // The awaited operation of each known thread; nothing if a known thread does not wait, or if the registry knows no thread.
   std::optional<std::vector<CompletionPtr>> all_waiting();
 
  private:
@@ -122,7 +123,7 @@ class SetDirectory {
 };
 
 // The settings of SharedState::devices, from the knobs: where the GPU's libraries and the compiled kernels are, and how much
-// returned memory the engine keeps.
+// memory of returned buffers the engine keeps.
 device::DeviceSettings device_settings(const base::Config& config, const base::Logger& log);
 
 struct SharedState {
@@ -140,8 +141,8 @@ struct SharedState {
         stall_exemption(clock),
         outputs(std::move(output_cache)) {}
 
-  // These operations reach a stage together. submitted: for the caller, who then pushes the entries. reached: for the holder of
-  // the progress token.
+  // The operations of these entries reach a stage together. A caller calls submitted() before it pushes the entries. The holder
+  // of the progress token calls reached().
   void submitted(std::span<const Entry> entries) {
     recorder.submitted(entries);
     if (tracing) timeline.submitted(entries);
@@ -154,9 +155,9 @@ struct SharedState {
     usage.reached(entries, stage);
   }
 
-  // Ends these operations: they have succeeded if `status` is ok, and otherwise failed with it. Frees their names, and marks
-  // their completions done, so the completions must already hold the results. An entry without a request belongs to no caller
-  // of this rank. For the holder of the progress token.
+  // Ends the operations of these entries. If `status` is ok, they have succeeded; otherwise `status` is the reason why they
+  // failed. Frees their names, and marks their completions done, so the completions must already hold the results. An entry
+  // without a request belongs to no caller of this rank. For the holder of the progress token.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   const base::Config config;

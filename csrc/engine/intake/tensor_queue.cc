@@ -71,7 +71,7 @@ void NamesInFlight::reserve(std::size_t more) {
 bool TensorQueue::push(std::span<Entry> entries) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw_shut_down();
-  // First make room, because this may throw. The factor 2 keeps the cost of many small submissions linear: reserve(needed)
+  // Making room may throw, so it comes first. The factor 2 keeps the cost of many small submissions linear: reserve(needed)
   // alone could move all entries at each push.
   const std::size_t needed = entries_.size() + entries.size();
   if (needed > entries_.capacity()) entries_.reserve(std::max(needed, 2 * entries_.capacity()));

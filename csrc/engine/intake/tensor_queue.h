@@ -40,9 +40,9 @@ class NamesInFlight {
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait for later ones, to be announced and fused together with them: at most `since_first` after the
-// first entry was pushed. If entries have a callback, a framework probably waits until they have ended. Then the wait of all
-// queued entries ends at the latest `since_last` after the last entry with a callback was pushed.
+// How long queued entries wait, so that later entries can be announced and fused together with them: at most `since_first`
+// after the first entry was pushed. If entries have a callback, a framework probably waits until they have ended. In that case
+// all queued entries wait at most `since_last` after the last entry with a callback was pushed.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};
@@ -51,8 +51,8 @@ struct Patience {
 class TensorQueue {
  public:
   explicit TensorQueue(base::TimeSource time) : time_(time) {}
-  // Moves all entries into the queue, or throws and leaves all to the caller. Returns true if the queue was empty; then
-  // the caller has to wake the engine.
+  // Moves all entries into the queue, or throws and leaves all to the caller. Returns true if the queue was empty; in
+  // that case the caller has to wake the engine.
   bool push(std::span<Entry> entries);
   // If the queued entries are due, moves them into *into, and sets *since to the time at which the first of them was pushed.
   // *into must be empty, and its memory becomes the queue's. Entries are due when flush is set, when they have enough bytes, or

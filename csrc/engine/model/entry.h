@@ -24,8 +24,8 @@ struct EngineOutput {
   std::vector<std::int64_t> received_splits;  // alltoall: the rows from each member
   std::size_t bytes = 0;
   OutputCache::Block block;
-  // Holds the output instead of `block`, if the input lies on a GPU. The pool may reuse a returned buffer after the operation's
-  // event.
+  // Holds the output instead of `block`, if the input lies on a GPU. After this buffer has returned to its pool, only work that
+  // comes after the operation's event uses the memory again.
   device::Buffer gpu_block;
   std::int32_t device = -1;  // the GPU of gpu_block; -1: `block` holds the output
 
@@ -60,8 +60,8 @@ struct Completion {
 using CompletionPtr = std::shared_ptr<Completion>;
 
 // The caller owns the memory, and keeps it valid until the completion is done. GPU memory must stay valid until the GPU has
-// reached the completion's event. After some failures a transfer may still use the memory, so it must stay valid for ever
-// (memory_is_free in bindings/ending.h).
+// reached the completion's event. After some failures a transfer may still use the memory, so the memory must stay valid for
+// ever (memory_is_free in bindings/ending.h).
 struct Entry {
   RequestPtr request;
   const void* input = nullptr;

@@ -18,7 +18,8 @@ inline void add_message(base::Hasher& hasher, const Message& message) {
   hasher.add_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-// Also hashes `absent` and `tag`, which content_hash leaves out, because two states may differ only in these two fields.
+// content_hash leaves out `absent` and `tag`. This function hashes them as well, because two states may differ only in these
+// two fields.
 inline void add_request(base::Hasher& hasher, const Request& request) {
   hasher.add(request.name_hash);
   hasher.add(request.content_hash);

@@ -123,8 +123,8 @@ void finish_decoding(Inquiry& message) {
   }
 }
 
-// Refuses places that no question has. A place beyond the end of the question that this rank has asked has no effect
-// (stall.cc).
+// Refuses places that no question has. The question that this rank has asked may have fewer places: if a place is beyond its
+// end, stall.cc ignores the place.
 void finish_decoding(StallReply& message) {
   for (const std::vector<std::uint32_t>* places : {&message.lacks, &message.in_hand}) {
     const auto is_place = [](std::uint32_t place) { return place < Inquiry::kMost; };

@@ -18,8 +18,8 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;  // the number of response lists that this member has processed
-  // The number of closings that this member has read in the ledger's log. This message and the earlier ones contain all
-  // operations of this member that these closings have removed from the ledger.
+  // The number of closings (entries of the ledger's log that close the ledger) that this member has read. A closing removes all
+  // announced operations from the ledger. This message and the earlier ones contain those of this member.
   std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
@@ -29,10 +29,10 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // The index of the member that sent the last of the requests that completed these decisions; -1: no request completed any.
+  // If requests of members led to some of these decisions: the index of the member whose request did so last. Otherwise -1.
   std::int32_t last = -1;
-  // Of a hit, the message contains only the slot. So the decoder leaves this list empty and fills `slots` and `responses`, of
-  // which SetNegotiation::hear makes decisions.
+  // Of a hit, the message contains only the slot. So the decoder leaves this list empty, and fills `slots` and `responses`.
+  // From these, SetNegotiation::hear makes the decisions.
   std::vector<Decision> decisions;
   // One number for each decision: the slot, if the decision is a hit; -1: the decision is the next one of `responses`.
   std::vector<std::int32_t> slots;
@@ -44,9 +44,10 @@ struct ResponseList {
 struct LedgerSteps {
   enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
   static constexpr int kKinds = 5;
-  // Which other fields a step uses depends on its kind. announce: all but `keys`; they describe a unit (Agreement::Unit).
-  // divert, reopen: `keys`, which are the keys that the coordinator counts (Agreement::Upkeep). list: `key`, which is the
-  // number of the response list, and `keys`, which the list decides. close: none.
+  // Which other fields a step uses depends on its kind. announce: all but `keys`; these fields describe a unit
+  // (Agreement::Unit). divert, reopen: `keys`, the keys of undecided operations that some member has asked the coordinator for
+  // (Agreement::Upkeep). list: `key`, the number of the response list, and `keys`, the keys of the operations that the list
+  // decides. close: none.
   struct Step {
     Kind kind = Kind::kAnnounce;
     bool absent = false;
@@ -55,16 +56,16 @@ struct LedgerSteps {
     std::uint64_t content = 0;
     std::vector<std::uint64_t> keys{};
   };
-  // The largest stamp that the decoder accepts. No correct member reaches it. After a stamp near 2^64 there would be no larger
-  // one.
+  // The largest stamp that the decoder accepts. No correct member reaches it. A member's stamps ascend, so after a stamp near
+  // 2^64 the member would have no stamp left.
   static constexpr std::uint64_t kMostStamp = std::uint64_t{1} << 62;
 
   SetId set{};
   std::uint64_t stamp = 0;
-  // The number of exceptions in the log (entries that are not complete units) that the sender had read.
+  // The number of exceptions (log entries that are not complete units) that the sender had read when it sent this message.
   std::uint64_t exceptions = 0;
   std::vector<Step> steps{};
-  // Of a prepared unit, which is then the only step: what the receiver needs of the sender's input.
+  // If the only step announces a prepared unit: what the receiver needs of the sender's input. Otherwise empty.
   std::vector<std::byte> payload{};
 };
 
@@ -80,8 +81,8 @@ struct Goodbye {
   // has announced.
   bool answer = false;
 };
-// A coordinator's answer to a Goodbye whose `answer` is true. The coordinator has sent all decisions in which the leaving rank
-// takes part before it sends this message, and sends none later.
+// A coordinator's answer to a Goodbye whose `answer` is true. Before this message the coordinator has sent all decisions in
+// which the leaving rank takes part. After this message it sends no such decision.
 struct GoodbyeSeen {};
 
 // The leader of a host (its lowest rank) -> the leaders of the other hosts, at intervals: a heartbeat.
@@ -148,7 +149,8 @@ struct StallReply {
   std::string text{};          // where its program is; empty if not asked, or unknown
 };
 
-// Sender -> receiver: announces a message. A sender numbers its messages to all ranks in one ascending order.
+// Sender -> receiver: announces a message. A sender numbers its messages with one ascending count, whichever rank a message
+// goes to.
 struct Offer {
   SetId set;
   std::uint64_t number = 0;

@@ -6,12 +6,12 @@
 //    otherwise, or no room    3  a kept block of private memory
 //                             4  a new mapping
 //
-// A kept block that other ranks map is never used for a result that is not open, because such a result must not lie where
-// another rank could store (Engine::new_output).
+// If other ranks map a kept block, only open results use it: any other result must lie where no other rank can store
+// (Engine::new_output).
 //
 // Mapping and unmapping take long, so get(), give_back() and close() do both without the lock. They hold the lock only to
-// search and change the list, and to mark a kept block in the ResultMemory. Destroying a block must not throw: if the list
-// cannot grow, give_back() frees the block.
+// search and change the list, and, when they keep a block of the ResultMemory, to mark it there as not in use. Destroying a
+// block must not throw: if the list cannot grow, give_back() frees the block.
 //
 // Each capacity is a multiple of kSmallest / 8 (128 KiB), and so a whole number of pages. Therefore map() can unmap what lies
 // behind the block.
@@ -74,7 +74,7 @@ void free_aligned(void* data) { std::free(static_cast<void**>(data)[-1]); }
 
 OutputCache::~OutputCache() {
   // No other thread uses the cache any more. So if the lock is taken, a thread of the parent held it when this process was
-  // forked. Then the kept blocks leak.
+  // forked. In that case the kept blocks leak.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   for (const FreeBlock& memory : kept_) unmap(memory);
@@ -96,14 +96,15 @@ void OutputCache::ReturnToCache::operator()(void* data) const noexcept {
   }
 }
 
-// Rounds up in steps of an eighth of the largest power of two in `bytes`: from 4 MiB to 8 MiB in steps of 512 KiB. So a block
-// has at most an eighth more than is needed, and similar sizes can use the same block.
+// Rounds up. The step is an eighth of the largest power of two that is at most `bytes`: from 4 MiB to 8 MiB it is 512 KiB. So a
+// block has at most an eighth more than is needed, and similar sizes can use the same block.
 std::size_t OutputCache::capacity_for(std::size_t bytes) {
   const std::size_t step = std::bit_floor(bytes) / 8;
   return (bytes + step - 1) / step * step;
 }
 
-// A kept block may be larger than the wanted capacity. It keeps its own capacity, so that all of it can be unmapped later.
+// A kept block may be larger than the wanted capacity. The Block of the result has the full capacity, so that all of it can be
+// unmapped later.
 OutputCache::Block OutputCache::get(std::size_t bytes, bool open) {
   if (bytes < kSmallest) return Block(new_aligned(bytes));
   const std::size_t capacity = capacity_for(bytes);
@@ -139,8 +140,8 @@ bool OutputCache::take(FreeBlock& wanted) {
 }
 
 // Each turn of the loop keeps the returned block, or frees one block without the lock. As long as the returned block does not
-// fit beside the kept ones, a turn frees the oldest kept one. It frees the returned block itself if that is larger than the
-// limit, if the list cannot grow, or if no try gets the lock.
+// fit beside the kept ones, a turn frees the oldest kept one. A turn frees the returned block itself if this block is larger
+// than the limit, if the list cannot grow, or if no try gets the lock.
 void OutputCache::give_back(FreeBlock memory) noexcept {
   for (;;) {
     FreeBlock unwanted = memory;
@@ -164,7 +165,7 @@ void OutputCache::give_back(FreeBlock memory) noexcept {
   }
 }
 
-// A kept block is marked as not in use, so a forked child does not copy it (result_memory.h).
+// A kept block of the ResultMemory is marked as not in use, so a forked child does not copy it (result_memory.h).
 bool OutputCache::keep(const FreeBlock& memory) noexcept {
   try {
     kept_.push_back(memory);

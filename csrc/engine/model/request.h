@@ -1,4 +1,4 @@
-// Process sets, what one rank asks a set for (Request), and what all its ranks agreed on (Response).
+// Process sets, the operation that one rank of a set asks for (Request), and what all ranks of the set agreed on (Response).
 // Thread: plain values; a shared Request (RequestPtr) does not change. Owns: its strings and vectors. Blocks: no.
 // Throws: std::bad_alloc; naming() also throws what its comment says.
 #pragma once
@@ -61,13 +61,15 @@ struct RequestValues {
   bool absent = false;  // this rank has no value: it contributes the identity and takes the result
   bool weighted = false;  // an Average that counts each rank's value by its weight (Entry::weight)
   // broadcast: the root's global rank. send: the receiver's global rank. recv: the sender's, or kAny. remove_process_set: the
-  // id. add_process_set: 1 if only the new set's members ask. join: 1 if an Average is not to count this rank. allgather: 1 if
-  // it may run without the ranks that have joined even if the knob horovod_rules forbids that (refuse_without_joined).
+  // id. add_process_set: 1 if only the new set's members ask. join: 1 if the divisor of an Average does not count this rank
+  // while it is joined. allgather: 1 if the allgather runs without the ranks that have joined; 0: the knob horovod_rules
+  // decides whether it runs or fails (refuse_without_joined).
   std::int32_t root = 0;
   std::int32_t tag = 0;      // send, recv: the message's tag; recv: or kAny
   std::int32_t device = -1;  // this rank's GPU (ranks may differ in it); -1: host memory
-  // 0: row-major, with a dtype that the engine knows. Other values are codes of other memory layouts, and hashes of the names
-  // of other dtypes (hvdlite/dtypes.py). The engine only compares the values of all ranks, and names the dtype in texts.
+  // 0: row-major, with a dtype that the engine knows. Any other number is the code of another memory layout, or the hash of the
+  // name of another dtype (hvdlite/dtypes.py). The engine only compares this number between ranks, and names the dtype in
+  // texts.
   std::int32_t layout = 0;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -87,7 +89,7 @@ struct Request : RequestValues {
   std::vector<std::int64_t> shape;
   // alltoall: the rows for each member. add_process_set: the global ranks of the new set.
   std::vector<std::int64_t> splits;
-  // seal() computes these. Two ranks that ask for the same have the same values.
+  // seal() computes the following four fields. If two ranks ask for the same, these fields are equal.
   std::uint64_t name_hash = 0;  // of the set (id and epoch) and the name
   // Of all other fields except `tag`, which is not negotiated, and `absent`. Of `device`, only whether it is a GPU.
   std::uint64_t content_hash = 0;
@@ -102,11 +104,11 @@ struct Request : RequestValues {
   bool on_gpu() const { return device >= 0; }
   // The dtype that `wire` stands for. A codec may code the elements in fewer bits.
   base::DType wire_dtype() const;
-  // A group of one counts as none.
+  // A group of one request counts as no group.
   bool in_group() const { return !group.empty() && group_size > 1; }
   // Must `rank`, a member of the set, ask as well before the operation can run? (It need not if it has joined, which this
-  // function does not know.) If only the members of a new set ask for the set: true for these. For a send or receive: true for
-  // the other rank, with kAny for every rank. For all other operations: true.
+  // function does not know.) For a new set that only its own members ask for: true if `rank` is one of them. For a send or
+  // receive: true for the other rank; with kAny, for every rank. For all other operations: true.
   bool asks(int rank) const;
 
   // Computes the derived fields. Call it after the last change of any other field except `absent`.
@@ -157,8 +159,8 @@ std::string describe(const Request& request);
 // The name without the kind that the doors put in front.
 std::string display_name(const Request& request);
 
-// Returns work(). The errors of work() do not name the operation. So if it throws an Error or std::bad_alloc, naming() throws
-// an Error whose text begins with the operation's description.
+// Returns work(). The errors of work() do not name the operation. So if work() throws an Error or std::bad_alloc, naming()
+// throws an Error whose text begins with the operation's description.
 template <typename Work>
 auto naming(const Request& request, Work work) {
   try {
@@ -172,8 +174,8 @@ auto naming(const Request& request, Work work) {
 
 struct Response {
   // The agreed content: the request of one of the members that asked, as if that member had a value. Its arena is 0 unless the
-  // tensors of all members lie at one offset of one arena. With an error, only its set and name are certain. Null in a hit that
-  // another rank has sent (Decision).
+  // tensors of all members lie at one offset of one arena. If `error` is not ok, only the request's set and name are certain.
+  // In a hit that another rank has sent (Decision), `request` is null.
   RequestPtr request;
   base::Status error;             // not ok: the operation fails with it on every member
   std::int32_t slot = -1;         // in the response cache; -1: not cached

@@ -34,7 +34,8 @@ inline constexpr const char* kNoMemory =
 inline constexpr const char* kSilentHost =
     "the host is down, its link is cut, or its first rank is stopped";
 
-// The text with a space in place of each control character: a line of a log or a record stays one line, whatever a name has.
+// The text with a space in place of each control character: a line of a log or a record stays one line, whatever characters a
+// name contains.
 std::string on_one_line(std::string text);
 // {0, 1, 2, 5} -> "ranks 0-2, 5"; {3} -> "rank 3".
 std::string format_ranks(std::vector<int> ranks);

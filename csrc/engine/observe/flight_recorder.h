@@ -3,8 +3,8 @@
 //
 // Record n lies in place n modulo N. A submission takes a lock, because several fields change together. A new stage takes no
 // lock: number and stage are one word, and the word changes only if it still holds the operation's number. If more
-// than N operations are in flight, the records of the oldest are overwritten, so a new stage of these operations costs almost
-// nothing. Times come from a coarse clock with a resolution of some milliseconds.
+// than N operations are in flight, new records overwrite those of the oldest operations. A new stage of an operation without a
+// record costs almost nothing. Times come from a coarse clock with a resolution of some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -40,9 +40,9 @@ class FlightRecorder {
   // One line for each recorded operation, the oldest first.
   std::string text() const { return text(kEverything, 0); }
   // The text to log when this rank fails: one line for each recorded operation that has not ended; if there are none, one line
-  // for each of the last `ended` operations. If the text has some of the recorded operations, but not all, and there is a
-  // folder, report() writes all of them to a new file there. The last line then names the file, or says why it could not be
-  // written.
+  // for each of the last `ended` operations. If that text has some of the recorded operations, but not all, and there is a
+  // folder, report() writes all recorded operations to a new file in the folder. In that case one more line names the file, or
+  // says why it could not be written.
   std::string report(std::size_t ended) const;
 
  private:
@@ -56,7 +56,7 @@ class FlightRecorder {
   };
   // skipped: the number of oldest operations to leave out.
   std::string text(bool unended_only, std::uint64_t skipped) const;
-  // The lines of report() without the last one about the file.
+  // The text of report() without the line about the file.
   std::string excerpt(std::size_t ended) const;
 
   const base::TimeSource time_;

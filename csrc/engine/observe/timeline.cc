@@ -126,8 +126,8 @@ void Timeline::submitted(std::span<const Entry> entries) {
   note(events);
 }
 
-// All entries get the same time and, with kStarted, the same number, by which a reader of the file finds the tensors of a
-// FusedOp.
+// All entries get the same time. With kStarted they also get the same number in `fused`, by which a reader of the file finds
+// the tensors of a FusedOp.
 void Timeline::reached(std::span<const Entry> entries, Stage stage) {
   const base::Clock::time_point now = time_.now();
   const std::uint32_t fused =

@@ -1,8 +1,8 @@
 // A trace of this rank's operations for the viewers of Chrome and Perfetto: what each operation waited for, and when its data
 // moved.
 // Thread: any. Owns: its queue, its thread, its file. Blocks: start, stop and the destructor, on the disk. Throws: start throws
-// Error(InvalidArgument) if the file cannot be made; then an earlier trace to another file continues. It throws
-// std::system_error if no thread can be started; then no trace is written.
+// Error(InvalidArgument) if the file cannot be made; in that case an earlier trace to another file continues. start throws
+// std::system_error if no thread can be started; in that case no trace is written.
 //
 //   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
@@ -54,7 +54,8 @@ class Timeline {
   void reached(std::span<const Entry> entries, Stage stage);
   // This rank has taken operations from its queue, and announces them next.
   void announcing();
-  // While this object lives, the calling thread waits for the operation of this number. Its destructor makes the event.
+  // While this object lives, the calling thread waits for the operation of this number. The object's destructor makes the
+  // event.
   class WaitSpan {
    public:
     WaitSpan(Timeline& timeline, std::uint64_t number);

@@ -1,8 +1,8 @@
 // How events become spans. The writer keeps an Open for each operation that has not ended. Each event of the operation ends the
 // span of the stage before:
 //
-//    event of operation 7   the Open before        what is added to the text
-//    kSubmitted             none                   nothing; the Open begins
+//    event of operation 7   stage in the Open      what is added to the text
+//    kSubmitted             there is no Open yet   nothing; the Open begins
 //    kAnnounced             kSubmitted             QUEUE
 //    kAgreed                kAnnounced             NEGOTIATE_ALLREDUCE
 //    kStarted               kAgreed                WAIT_FOR_OTHER_TENSOR_DATA
@@ -18,7 +18,7 @@
 //
 // Tracks (the `tid` of an event):
 //
-//    0                                     the rank itself: marks and facts
+//    0                                     the rank itself: marks, and what header() adds
 //    1 to kFirstTensorTrack - 2            one calling thread each
 //    kFirstTensorTrack - 1                 all further calling threads
 //    from kFirstTensorTrack on             one tensor each
@@ -59,7 +59,7 @@ double microseconds_of(Clock::time_point time) {
   return std::chrono::duration<double, std::micro>(time.time_since_epoch()).count();
 }
 
-// Three decimals of a number of microseconds: down to nanoseconds.
+// A number of microseconds with three decimals, so the last digit counts nanoseconds.
 std::string number(double value) { return base::to_text(value, 3); }
 
 // The text as a JSON string, with its quotes.
@@ -105,9 +105,10 @@ std::string arguments_of(const Request& request) {
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
 // The name of the span between two stages. Some stages may be missing: announcements in a ledger are not recorded
-// (Effects::announced_at_port), and a small operation may start or be done at the moment at which the ranks agree. If the
-// payload of a message travels whole in its Offer, or stays on this rank, neither its send nor its receive starts: the send is
-// announced and then done, and the receive is agreed and then done. So they have no span SEND or RECV.
+// (Effects::announced_at_port). A small operation that starts or ends as soon as the ranks agree may have no kAgreed, and no
+// kStarted. If the payload of a message travels whole in its Offer, or stays on this rank, neither the send nor the receive has
+// kStarted: the send goes from kAnnounced to kDone, and the receive from kAgreed to kDone. So such a message has no span SEND
+// or RECV.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -178,7 +179,7 @@ void TimelineWriter::header() {
           "\",\"start_time_since_epoch_in_micros\":" +
           std::to_string(static_cast<std::int64_t>(wall.count())));
   add("process_sort_index", 'M', 0, "", "\"sort_index\":" + std::to_string(owner_.rank));
-  // Ranks with one boot_id share a clock, which counts from the start of their host.
+  // Ranks with the same boot_id share a clock, which counts from the start of their host.
   add("hvdlite", 'M', 0, "",
       "\"rank\":" + std::to_string(owner_.rank) + ",\"size\":" + std::to_string(owner_.size) +
           ",\"host\":" + quoted(host_name()) + ",\"process\":" + std::to_string(getpid()) +
@@ -263,7 +264,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   }
   if (dropped > 0) {
     dropped_ += dropped;
-    // The ends of the operations in open_ may be among the lost events. Such an operation would stay in open_ for ever.
+    // The event that ends an operation of open_ may be among the lost events. Such an operation would stay in open_ for ever.
     open_.clear();
     mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }

@@ -4,7 +4,7 @@
 // valid.
 //
 // In the words of that format, a rank is a process. A tensor is a thread of that process, and has the spans of
-// docs/timeline.md. A caller that waits is a thread, too. The code calls these threads tracks.
+// docs/timeline.md. A caller that waits is a thread, too. The code calls the threads of the format tracks.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace hvdlite::engine {
 
-// The rank whose trace it is.
+// The rank that writes the trace.
 struct TimelineOwner {
   int rank = 0;
   int size = 1;

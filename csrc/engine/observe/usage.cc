@@ -133,8 +133,9 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
   bus_bytes_ += static_cast<std::int64_t>(bytes / ranks * factor + bytes % ranks * factor / ranks);
 }
 
-// `to` may be earlier than this call. If data began to move between `to` and the call, moving(to) may be too small, and if data
-// stopped moving then, it may be too large. So the code bounds the counted time: it is at least 0 and at most the whole wait.
+// `to` may be earlier than this call. If data began to move between `to` and the call, moving(to) may be too small. If data
+// stopped moving between `to` and the call, moving(to) may be too large. So the code bounds the counted time: it is at least 0
+// and at most the whole wait.
 void Usage::blocked(Time from, Time to, std::int64_t moving_before) {
   const std::int64_t all = nanoseconds_in(to - from);
   if (all <= 0) return;

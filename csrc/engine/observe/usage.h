@@ -5,8 +5,8 @@
 //
 // A stage's time is the time during which at least one operation was in it; operations that overlap count once. For this a pass
 // reads the clock once, and a second time if the pass made progress and operations are in flight. It also reads the clock each
-// time that data start or stop moving. A blocking call that does not time out uses readings of the clock that it needs in any
-// case.
+// time that data start or stop moving. For the time that a caller was blocked, a blocking call uses readings of the clock that
+// it also needs for other purposes. Only a call that times out reads the clock once more.
 #pragma once
 
 #include <atomic>
@@ -75,10 +75,11 @@ class BusyTime {
 
  private:
   std::int64_t count_ = 0;
-  // When the last busy time ended. If the next busy time began earlier by the caller's `now`, it counts only from this time on.
+  // When the last busy time ended. If the caller begins the next busy time with an earlier `now`, that busy time counts only
+  // from ended_ on.
   std::int64_t ended_ = 0;
-  // One word, so that a reader needs no lock. If nothing is under way: twice the total. Otherwise twice (total - begin), plus
-  // 1.
+  // One word, so that a reader needs no lock. total: the sum of the busy times that have ended; begin: when the present busy
+  // time began. If nothing is under way: twice the total. Otherwise twice (total - begin), plus 1.
   std::atomic<std::int64_t> word_{0};
 };
 
@@ -90,12 +91,12 @@ class Usage {
   Usage(int ranks, base::TimeSource time);
 
   // --- for the holder of the progress token ---
-  // now() returns the time that was last read since forget_now(). It reads the clock only if there is none; read_clock() always
-  // reads it.
+  // now() returns the last reading of the clock since forget_now(). If there is no such reading, now() reads the clock.
+  // read_clock() always reads it.
   Time now() { return now_ ? *now_ : read_clock(); }
   Time read_clock() { return *(now_ = time_.now()); }
   void forget_now() { now_.reset(); }
-  // The cycle has taken these entries from the queue. The first was put there at `since`.
+  // The cycle has taken these entries from the queue. The first of them was pushed at `since`.
   void taken(std::span<const Entry> entries, Time since);
   // These entries reach a stage together. An entry without a request belongs to no caller of this rank, and does not count.
   void reached(std::span<const Entry> entries, Stage stage);
@@ -120,7 +121,7 @@ class Usage {
     std::int64_t exposed_ns = 0, exposed_moving_ns = 0;
   };
   Numbers numbers() const;
-  // For each rank: how many operations it was the last to ask for, and the nanoseconds charged to it.
+  // For each rank: the number of operations for which that rank asked last, and the nanoseconds charged to that rank.
   struct Lateness {
     std::vector<std::int64_t> operations, nanoseconds;
   };
