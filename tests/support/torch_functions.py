@@ -311,7 +311,7 @@ CASES: Mapping[str, Case] = {
     "gather_object": Case(_gather_object),
     "broadcast_object_list": Case(_broadcast_objects),
     "scatter_object_list": Case(_scatter_objects),
-    "new_group": Case(_new_group, "only its members have to call it together"),
+    "new_group": Case(_new_group, "only the members of the new group have to call it"),
     "new_subgroups": Case(_subgroups),
     "new_subgroups_by_enumeration": Case(_enumerated),
     "split_group": Case(_split_group),

@@ -42,7 +42,7 @@ WRAPPERS = [
     ("pipelines and data parallelism", "", f"{_MESSAGES}::test_pipelines_with_different_data"),
     (
         "checkpoints (DCP)",
-        "works; fewer ranks may read",
+        "works; a checkpoint of all ranks can be read by fewer ranks",
         f"{_PARALLEL}::test_a_checkpoint_of_all_ranks_is_read_by_half_of_them",
     ),
 ]
