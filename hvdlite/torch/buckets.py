@@ -1,10 +1,10 @@
-"""Divides a list of tensors into buckets. A bucket is a number of gradients that are reduced together, or of small tensors (whole
-parameters or parts of them) that are sent together. No tensor of the list is cut.
+"""Divides a list of tensors into buckets. A bucket is a number of gradients that are reduced together, or of small tensors
+(whole parameters or parts of them) that are sent together. No tensor of the list is cut.
 
-The division depends only on the limits, and on the order, the sizes and the kinds of the tensors. All of these are the same on all
-ranks, so all ranks make the same buckets. A bucket of gradients is a group for the engine (unless a codec with state reduces
-it): its members are negotiated and fused together, always in the same order. So the fused layout, and the order of every
-addition, never depends on which gradient was ready first.
+The division depends only on the limits, and on the order, the sizes and the kinds of the tensors. All of these are the same on
+all ranks, so all ranks make the same buckets. A bucket of gradients is a group for the engine (unless a codec with state
+reduces it): its members are negotiated and fused together, always in the same order. So the fused layout, and the order of
+every addition, never depends on which gradient was ready first.
 """
 
 from collections.abc import Hashable, Sequence

@@ -26,7 +26,7 @@ def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[...,
     """Replaces the step of an optimizer's class, and the ``optimizer.step`` that a scheduler may have installed.
 
     Args:
-        optimizer: the optimizer. No other object has its class.
+        optimizer: the optimizer. It must be the only object of its class.
         wrap: a function that makes the new step from the present one. The first argument of both steps is the optimizer.
 
     Returns:
@@ -35,7 +35,7 @@ def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[...,
     """
     kind: Any = type(optimizer)
     kind.step = wrap(kind.step)
-    own = vars(optimizer).get("step")  # a scheduler's step, which calls the step of the unwrapped class
+    own = vars(optimizer).get("step")  # a scheduler's step, which calls the step that the class had
     if own is None:
         return lambda: None
     wrapped = wrap(lambda _, *args, **kwargs: own(*args, **kwargs))

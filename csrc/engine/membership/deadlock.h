@@ -4,8 +4,8 @@
 // A rank is blocked when all its known threads (WaitRegistry) wait, and nothing that they wait for is agreed. (If operations
 // run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks (not a process set) is stuck if each
 // operation that a rank of this set awaits is missing on a rank of this set. An operation is missing on a rank that has not
-// submitted it. (If a rank has asked for only a part of a group, all operations of the group are missing on that rank. For a
-// receive from any rank, all ranks that could send must be in the set.)
+// submitted it. If a rank has asked for only a part of a group, all operations of the group are missing on that rank. For a
+// receive from any rank, all ranks on which the send is missing must be in the set, and not only one of them.
 //
 // The detector finds the largest such set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
 // ranks until the remaining ranks are such a set. Reports take time to travel, so the detector checks its finding, the set of
@@ -39,10 +39,9 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;    // ranks to ask whether they are still blocked
     std::uint64_t number = 0;  // the number of that probe, which the answers must have
-    // Verdicts on the operations that can never complete, each with the rank to which the verdict goes. The collectives of a
-    // process set have one verdict, for the set's coordinator. The sends and receives that one rank asked for on a set have a
-    // verdict of their own, for that rank. When tick() returns verdicts, the detector has forgotten the reports of the stuck
-    // ranks.
+    // Verdicts on the operations that can never complete, each with the rank to which the verdict goes. All collectives of a
+    // process set share one verdict, for the set's coordinator. All sends and receives that one rank asked for on a set share
+    // one, for that rank. When tick() returns verdicts, the detector has forgotten the reports of the stuck ranks.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);
@@ -51,8 +50,8 @@ class DeadlockDetector {
 
  private:
   std::set<int> find_stuck(const Roster& roster) const;
-  // The members that have to ask for the operation and, by the reports, have not asked. Members without a report are among
-  // them.
+  // The members that have to ask for the operation and whose reports do not have it. A member without a report counts as one
+  // that has not asked.
   std::vector<int> missing(const OpenOperation& operation, const Roster& roster) const;
   bool is_stuck(const BlockedReport& report, const std::set<int>& among,
                 const Roster& roster) const;
