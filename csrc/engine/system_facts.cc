@@ -7,12 +7,12 @@
 //       found     an awaited operation that is pending in Negotiation or unmatched in PointToPoint, or an awaited removal of
 //                 a set that has operations pending in Negotiation or unfinished in PointToPoint
 //
-// An awaited operation that is not found is agreed or matched, or is a removal held back only by operations in flight, or
-// has just ended. That operation needs no new request, so the rank is not blocked.
+// An awaited operation that is not found is agreed or matched, or has just ended, or is a removal that waits only for agreed or
+// matched operations. Such an operation ends without a request of any other rank, so this rank is not blocked.
 //
 // The report names all operations that are pending or unmatched, also those that no caller of this rank awaits, because other
-// ranks may wait for this rank's part in them (deadlock.h). The report says that an operation is waited for
-// (OpenOperation::waited_for) if the operation itself is awaited, or if the removal of its set is awaited and found.
+// ranks may wait for this rank's part in them (deadlock.h). OpenOperation::waited_for is true for an awaited operation, and for
+// an operation on a set whose removal is awaited and found.
 #include "engine/system_facts.h"
 
 #include <algorithm>

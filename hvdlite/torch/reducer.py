@@ -2,12 +2,12 @@
 
 Native code, `PassDriver`, handles a pass (one backward with the backwards nested in it):
 
-1. Before backward adds to a finished gradient, the finished part is kept apart (see `ParameterGradient`).
+1. Before backward adds to a gradient that is reduced already, the reduced gradient is kept apart (see `ParameterGradient`).
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
    ever nested, a complete bucket is launched at once.
 3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and all
-   results are awaited. If backward raised, or nothing reported the end of a task, a call of `settle` does the rest of point 3
-   later, at the latest before the optimizer's step.
+   results are awaited. If backward raised, or if autograd did not report that its work (its task) has ended, a call of `settle`
+   does the rest of point 3 later, at the latest before the optimizer's step.
 
 Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, points 2 and 3 are left out.
 
@@ -70,12 +70,12 @@ class Reducer(PassDriver):
         self.notice = False  # does this rank give notice with its weight?
         self.loss_scale: Any = None  # the factor of the loss: a GradScaler, a number, or None for 1
         self._weighed = False  # was the weight set since the last reduction?
-        self._weight_before = 0.0  # the weight of the passes before the present one that are reduced with it
+        self._weight_before = 0.0  # the sum of the weights of earlier passes that are reduced together with the present one
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         self.check = make_check(optimizer, settings, self._gradients.values())
-        # A sharded step makes the parameters of all ranks equal, because each rank sends its part. So with sharding the ranks
-        # compare parameters before the first step.
+        # The start check usually compares parameters only after a step of the optimizer. That would be too late for a sharded
+        # step: then all ranks have equal parameters, because each rank has sent its part. So `updated` is true before it.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
@@ -184,7 +184,7 @@ class Reducer(PassDriver):
         raise AssertionError(TOO_MANY_PASSES)
 
     def _watch(self, number: int, nested: bool) -> None:
-        """From now on the current task reports its end to the pass with this number."""
+        """When autograd's current task ends, it will report its end to the pass with this number."""
         EndOfTask(self, number, nested).register()
 
     def _use_engine(self) -> None:
@@ -419,7 +419,7 @@ class Reducer(PassDriver):
         self.passes_per_step = passes
         self.settings = replace(self.settings, backward_passes_per_step=passes)
         if self.settings.average_aggregated_gradients:
-            self._drop_plan()  # the prepared requests contain the factor
+            self._drop_plan()  # the prepared requests contain the division by the number of passes
 
     def after_reset(self, keeps: bool) -> None:
         """Notes that the optimizer has reset its gradients: to zeros if `keeps` is True, else to None."""
