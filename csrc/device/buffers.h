@@ -34,7 +34,7 @@ class Buffer {
   explicit operator bool() const { return data_ != nullptr; }
   void free_after(EventPtr event) { free_after_ = std::move(event); }
   // Tells the pool that a caller uses the buffer's address from now on. When such a buffer returns, its memory is free only
-  // after `free_after` and all events that BufferPool::used() has got for it.
+  // after `free_after` and all events that BufferPool::used() has got for this buffer.
   void lend();
   // Leaks the memory, because something may still write to it.
   void abandon();

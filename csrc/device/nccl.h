@@ -65,8 +65,7 @@ class NcclComm {
   // call, and then for the end of the work. The thread aborts the communicator if one of the two waits takes longer than
   // `patience`.
   void finish(base::microseconds patience = std::chrono::seconds(10));
-  // For an end after a failure: kernels that wait for a lost peer end, and leave garbage as their results. Returns at once,
-  // too.
+  // For an end after a failure. It ends the kernels that wait for a lost peer; their results are garbage. Returns at once, too.
   void abort();
 
  private:

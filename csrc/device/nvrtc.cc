@@ -26,7 +26,7 @@ namespace {
 // The architectures of PTX, in the order of the attempts. A GPU can run PTX of its own architecture and of all older ones.
 constexpr int kArchitectures[] = {121, 120, 103, 100, 90, 89, 87, 86, 80, 75};
 
-// --fmad=false: no fused multiply-add. It would round a product and a sum once, but csrc/kernels rounds twice, and the results
+// --fmad=false: no fused multiply-add, which would round a product and a sum once. csrc/kernels rounds twice, and the results
 // must be equal.
 constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
@@ -34,7 +34,7 @@ constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
 std::span<const char* const> nvrtc_options() { return kOptions; }
 
-// hvdlite has no oldest version of NVRTC: it uses any library that has all these functions.
+// hvdlite does not check the version of NVRTC: it uses any library that has all these functions.
 Nvrtc::Nvrtc(const Candidates& candidates)
     : library_("NVRTC (NVIDIA's run-time compiler)", candidates, "HVDLITE_NVRTC_LIBRARY") {
 #define HVDLITE_NVRTC_LOAD(name, symbol, type) library_.require(&functions_.name, symbol);

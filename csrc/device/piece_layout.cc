@@ -88,8 +88,8 @@ bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool
     const std::uint64_t offset = std::uint64_t{pieces[i].offset} * plan.units;
     constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
     fits = fits && count <= kMost && offset <= kMost;
-    // If a piece does not fit, only the tiles of this and all later pieces are counted, and the caller uses a table for all
-    // pieces.
+    // If a piece does not fit, the loop writes neither this piece nor later ones, and only counts their tiles. The caller uses
+    // a table for all pieces.
     if (fits) {
       arguments->tensor[i] = number_of(pieces[i].tensor);
       arguments->offset[i] = static_cast<std::uint32_t>(offset);
