@@ -47,8 +47,8 @@ class Nccl {
 };
 using NcclPtr = std::shared_ptr<const Nccl>;
 
-// A communicator. The constructor does not block. Give it to no function of NCCL while busy() is true. Any call of such a
-// function may make it busy again.
+// A communicator. Its constructor does not block. While busy() is true, call no function of NCCL with the communicator. Any
+// such call may make it busy again.
 class NcclComm {
  public:
   NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank);

@@ -24,7 +24,7 @@ class PieceLists {
   // The address of the table of these pieces for a launch in `stream`: an existing table, or a new one.
   std::uint64_t table(std::span<const Piece> pieces, const FusionPlan& plan,
                       const hvdlite_kernels::Arguments& arguments, cuda::Stream stream);
-  // Call this after the launch that reads the table. The table is the one that the last call of table() has returned.
+  // Call this after the launch that reads the table which table() has returned last.
   void used(cuda::Stream stream);
   std::int64_t uploads() const { return uploads_; }
 

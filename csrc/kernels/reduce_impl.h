@@ -242,8 +242,8 @@ void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A facto
   fold_in_registers<T, A, Op, false, kFinished, 0, 0>(fold, begin, end, A(1), factor);
 }
 
-// Folds [begin, end) by fold_in_registers and returns true, if this is faster than fold_in_pieces and gives the same NaNs.
-// Otherwise only returns false. Scaled integers are not folded in registers: they are rare, and dividing costs more than the
+// If fold_in_registers is faster than fold_in_pieces and gives the same NaNs, this calls it for [begin, end) and returns true.
+// Otherwise it only returns false. Scaled integers are not folded in registers: they are rare, and dividing costs more than the
 // extra passes of fold_in_pieces.
 template <class T, class A, class Op>
 bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
