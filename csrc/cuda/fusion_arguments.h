@@ -1,5 +1,5 @@
-// The arguments of a fusion kernel: one struct, by value, in the launch itself. Read by the host and by the kernels, so it
-// includes nothing and has the same layout for every compiler.
+// The arguments of a fusion kernel: one struct, by value, in the launch itself. This header is compiled for the host and for
+// GPUs. So it includes nothing, and its structs have the same layout for every compiler.
 // Thread: plain values. Owns: nothing. Blocks: no. Throws: nothing.
 //
 // A kernel moves units: bytes where bits are copied, single numbers where something is computed (a complex number is two). The
@@ -19,7 +19,7 @@ constexpr U32 kThreads = 256;  // of a block
 // Drivers before 530 take at most 4096 bytes of parameters.
 constexpr U32 kInlinePieces = 192;
 
-// A row of the table. Behind its last row lies, for each tile, the number of its piece (U32).
+// A row of the table. After the last row the table has one U32 for each tile: the number of the tile's piece.
 struct TablePiece {
   U64 tensor;  // address; 0: fill the buffer with the identity (pack), leave out (unpack, no tiles)
   U64 offset;  // of the piece in the buffer, units
@@ -53,7 +53,8 @@ static_assert(sizeof(Arguments) == 64 + 20 * kInlinePieces && sizeof(Arguments) 
 
 }  // namespace hvdlite_kernels
 
-// The kernels by name: every pair of floats, X(name, from, to); and all of them, X(name, ...).
+// The kernels by name. The first list has a kernel for each pair of floats, as X(name, from, to). The second list has all
+// kernels, as X(name) or X(name, from, to).
 #define HVDLITE_FLOAT_KERNELS(X)                   \
   X(hvdlite_float16_float16, float16, float16)     \
   X(hvdlite_float16_bfloat16, float16, bfloat16)   \

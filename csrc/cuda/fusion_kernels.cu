@@ -1,10 +1,10 @@
-// The fusion kernels: any number of tensors into one buffer and back in one launch, scaled and cast on the way. Compiled by
-// nvcc, by NVRTC, and as plain C++ for tests on the host (with HVDLITE_HOST_KERNELS: one call is one thread of the grid).
+// The fusion kernels: one launch moves any number of tensors into one buffer, or back, and scales and casts them on the way.
+// Compiled by nvcc, by NVRTC, and for tests of the host as plain C++ (HVDLITE_HOST_KERNELS: a call is one thread of the grid).
 // Thread: none waits for another: no barriers, no shared memory. Owns: nothing. Blocks: no. Throws: nothing.
 //
-// The wide side of a move is accessed 16 bytes at a time, aligned for the stores. Where the loads are then not aligned, each
-// vector is cut out of two aligned ones, none of which reaches beyond the piece. csrc/cuda/NOTES.md says why, and what to
-// expect.
+// A kernel accesses the side with the wider type, source or target, 16 bytes at a time. All these stores are aligned. If the
+// loads are not, each vector is cut out of two aligned vectors, which lie inside the piece. csrc/cuda/NOTES.md gives the
+// reasons, and the rates to expect.
 #include "cuda/fusion_values.h"
 
 #if defined(HVDLITE_HOST_KERNELS)
@@ -12,7 +12,8 @@
 #define HVD_ARGUMENTS const hvdlite_kernels::Arguments& arguments
 #define HVD_BOUNDS
 #else
-// __grid_constant__: read where the launch has put them, even with an index that varies. From CUDA 11.7.
+// __grid_constant__ (from CUDA 11.7 on): the kernel reads the arguments where the launch has put them, also by a variable
+// index.
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1107
 #define HVD_ARGUMENTS const __grid_constant__ hvdlite_kernels::Arguments arguments
 #else
@@ -23,7 +24,7 @@
 
 namespace hvdlite_kernels {
 
-// Vectors of a thread that are on their way at the same time.
+// The number of vectors that a thread loads before it uses the first of them.
 constexpr U32 kInFlight = 4;
 
 // --- vectors -------------------------------------------------------------------------------------
@@ -34,8 +35,8 @@ struct alignas(kBytes < 16 ? kBytes : 16) Vector {
   U32 word[kWords];
 };
 
-// Loads and stores of vectors, at addresses aligned to them. The compiler cannot know that all pointers here are to the GPU's
-// memory (or mapped there), so the code says `global`. ".cs" is for data that are read once, and so may leave the caches first.
+// Loads and stores of vectors, at multiples of their size. All pointers are to the GPU's memory, or to memory mapped there. The
+// compiler cannot know this, so the instructions say `global`. ".cs": the data are read only once, and may leave the caches.
 #if defined(__CUDA_ARCH__)
 #define HVD_LOAD(hint, to, from)                                                 \
   if constexpr (kBytes == 16) {                                                  \
@@ -63,15 +64,15 @@ HVD_DEVICE void load(Vector<kBytes>& to, const U8* from) {
   HVD_LOAD(".cs", to.word, from);
 }
 
-// Loads two neighbouring vectors, of which this thread needs a part. The neighbouring thread needs the rest, so the data may
-// stay in the first cache.
+// Loads two neighbouring vectors, of which this thread needs a part. Neighbouring threads need the other parts, so the data may
+// stay in the L1 cache.
 template <U32 kBytes>
 HVD_DEVICE void load_two(Vector<2 * kBytes>& to, const U8* from) {
   HVD_LOAD("", to.word, from);
   HVD_LOAD("", to.word + kBytes / 4, from + kBytes);
 }
 
-// NCCL or the optimizer reads the written data next, so it may stay in the caches.
+// The written data may stay in the caches, because NCCL or the optimizer reads them next.
 template <U32 kBytes>
 HVD_DEVICE void store(U8* to, const Vector<kBytes>& value) {
 #if defined(__CUDA_ARCH__)
@@ -89,7 +90,8 @@ HVD_DEVICE void store(U8* to, const Vector<kBytes>& value) {
 #endif
 }
 
-// kBytes of the two vectors, from byte `skip` on; 0 < skip < kBytes. Indices are constants: a register has no address.
+// Returns kBytes of the two vectors, from byte `skip` on; 0 < skip < kBytes. After unrolling, all indices are constants,
+// because a register has no address.
 template <U32 kBytes>
 HVD_DEVICE Vector<kBytes> cut(const Vector<2 * kBytes>& both, U32 skip) {
   constexpr U32 kWords = kBytes / 4;
@@ -201,8 +203,8 @@ struct Scale {
 
 // --- tiles ---------------------------------------------------------------------------------------
 
-// A part of a piece: units [begin, end) of its `count`. Inner bounds are those of the aligned vectors at `to`, so that a piece
-// has single units at its two ends only: the first tile has `lead` units more.
+// A part of a piece: units [begin, end) of the piece's `count` units. Between two tiles of a piece there is always a bound of
+// aligned vectors at `to`, so only the two ends of the piece have single units. For this the first tile has `lead` more units.
 struct Tile {
   const U8* from;  // null: the identity
   U8* to;
@@ -232,7 +234,7 @@ HVD_DEVICE TablePiece find_piece(const Arguments& arguments, U32 tile, U32* piec
           arguments.first_tile[low]};
 }
 
-// align: of the vectors at `to`, a multiple of to_bytes.
+// align: the alignment of the vectors at `to`, a multiple of to_bytes.
 HVD_DEVICE Tile find_tile(const Arguments& arguments, U32 number, U32 from_bytes, U32 to_bytes,
                           U32 align) {
   Tile tile;
@@ -270,7 +272,7 @@ HVD_DEVICE void fill(U8* begin, U8* end, U64 pattern, U32 thread) {
   }
 }
 
-// `skip`: by how much `from` is beyond an aligned address. Says whether something is not finite.
+// `skip`: by how many bytes `from` is beyond an aligned address. Returns whether a written number is infinite or NaN.
 template <class Move, bool kCut>
 HVD_DEVICE bool move_vectors(const Move& move, const U8* from, U8* to, U32 count, U32 skip,
                              U32 thread) {
@@ -321,7 +323,7 @@ HVD_DEVICE void move_tile(const Arguments& arguments, U32 block, U32 thread) {
                 arguments.identity, thread);
   }
   const Move move(arguments);
-  // The vectors are units [first, last): those whose loads stay inside the piece, too.
+  // Units [first, last) are moved as vectors. These are the whole vectors of the tile whose loads stay inside the piece.
   U64 first = tile.begin;
   if (first == 0)
     first = (0u - static_cast<U32>(reinterpret_cast<U64>(tile.to))) % kTo / Move::kToBytes;
@@ -338,7 +340,7 @@ HVD_DEVICE void move_tile(const Arguments& arguments, U32 block, U32 thread) {
   U8* const to = tile.to + first * Move::kToBytes;
   bool found = skip == 0 ? move_vectors<Move, false>(move, from, to, vectors, 0, thread)
                          : move_vectors<Move, true>(move, from, to, vectors, skip, thread);
-  // Less than two vectors before and after, so less than a unit for each thread.
+  // The units before `first` are less than two vectors, and so are those from `last` on: at most one unit for each thread.
   if (tile.begin + thread < first) {
     const U64 i = tile.begin + thread;
     found |= move.unit(tile.from + i * Move::kFromBytes, tile.to + i * Move::kToBytes);

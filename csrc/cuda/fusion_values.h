@@ -1,9 +1,10 @@
-// The numbers that the fusion kernels move: how each is read from words, computed with and written, and which of them are not
+// The numbers that the fusion kernels move: how a number of each type is read, computed with and written, and whether it is
 // finite.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 //
-// Rounding is to nearest, ties to even, once. 16-bit floats and float32 are computed in float32, with float64 in float64. On a
-// GPU a NaN that is converted or scaled becomes the GPU's own; on the host it keeps its sign and the top of its payload.
+// Rounding is to nearest, ties to even, once. If one of the two types is float64, floats are computed in float64, otherwise in
+// float32. On a GPU a NaN that is converted or scaled becomes the GPU's own NaN; on the host it keeps its sign and the top of
+// its payload.
 #pragma once
 
 #include "cuda/fusion_arguments.h"
@@ -35,7 +36,7 @@ HVD_DEVICE U64 bits_of(double value) { return (U64)__double_as_longlong(value); 
 HVD_DEVICE double double_of(U64 bits) { return __longlong_as_double((I64)bits); }
 #endif
 
-// 32 of 64 bits, from bit `bits` on; below 32.
+// 32 of the 64 bits in `high` and `low`, from bit number `bits` on; `bits` is less than 32.
 HVD_DEVICE U32 funnel(U32 low, U32 high, U32 bits) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_r(low, high, bits);
@@ -45,8 +46,9 @@ HVD_DEVICE U32 funnel(U32 low, U32 high, U32 bits) {
 }
 
 // Rounds to odd: a value between two floats becomes the one with an odd last bit. If the result is rounded again, to at most 22
-// bits, it is as if the value had been rounded only once, ties included. Source: Boldo and Melquiond, Emulation of a FMA and
-// correctly rounded sums: proved algorithms using rounding to odd (IEEE Transactions on Computers 57, 2008).
+// bits, the final result is the same as if `value` had been rounded only once, ties included. Source: Boldo and Melquiond,
+// Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd (IEEE Transactions on Computers 57,
+// 2008).
 HVD_DEVICE float round_to_odd(double value) {
   U32 bits = bits_of(static_cast<float>(value));
   const double back = static_cast<double>(float_of(bits));
@@ -141,7 +143,7 @@ struct float64 {
   HVD_DEVICE static bool nonfinite(U64 bits) { return (bits >> 32 & 0x7ff00000u) == 0x7ff00000u; }
 };
 
-// What two formats are computed in.
+// The type in which a kernel from one format to the other computes.
 template <class From, class To>
 struct Wide {
   using Type = float;
@@ -166,7 +168,7 @@ enum : U8 { kUInt8 = 0, kInt8, kUInt16, kInt16, kUInt32, kInt32, kUInt64, kInt64
 
 HVD_DEVICE U32 bytes_of_integer(U32 dtype) { return dtype == kBool ? 1u : 1u << dtype / 2; }
 
-// As a signed 64-bit number; of uint64 its bits.
+// Returns the number as a signed 64-bit number. For uint64 this has the bits of the number.
 HVD_DEVICE I64 read_integer(const U8* at, U32 dtype) {
   switch (dtype) {
     case kUInt8:
@@ -206,7 +208,7 @@ HVD_DEVICE void write_integer(U8* at, U32 dtype, I64 value) {
 
 constexpr I64 kMostInt64 = 0x7fffffffffffffffLL;
 
-// The greatest and the least of a type of less than 64 bits.
+// The greatest and the least number of a type that has less than 64 bits.
 HVD_DEVICE I64 highest_of(U32 dtype) {
   const U32 bits = 8 * bytes_of_integer(dtype);
   return (1LL << (dtype % 2 != 0 ? bits - 1 : bits)) - 1;
@@ -215,7 +217,8 @@ HVD_DEVICE I64 lowest_of(U32 dtype) {
   return dtype % 2 != 0 ? -(1LL << (8 * bytes_of_integer(dtype) - 1)) : 0;
 }
 
-// `value` is unsigned if `from` is uint64.
+// The number of the type `to` that is nearest to `value`; for bool, `value` itself. If `from` is uint64, the bits of `value`
+// are an unsigned number.
 HVD_DEVICE I64 clamp_integer(I64 value, U32 from, U32 to) {
   if (from == to || to == kBool) return value;
   const bool large = from == kUInt64 && value < 0;  // 2^63 or more
@@ -225,7 +228,7 @@ HVD_DEVICE I64 clamp_integer(I64 value, U32 from, U32 to) {
   return value < lowest_of(to) ? lowest_of(to) : value;
 }
 
-// Truncated toward zero; out of range gives the nearest limit, NaN gives 0.
+// Truncates toward zero. A value out of the range of `to` gives the nearest limit, NaN gives 0.
 HVD_DEVICE I64 saturate(double value, U32 to) {
   if (value != value) return 0;
   if (to == kUInt64) {

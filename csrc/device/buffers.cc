@@ -9,9 +9,9 @@
 // Where the pool notes what, and until when:
 //
 //    kept        memory that came back, in the order of return; until get() takes it, or trim()
-//    lent        for each buffer in use for which lend() was called: the events that used() has reported, until a later
-//                used() finds that they have come; until the buffer comes back (then kept has these events as also_after),
-//                or is abandoned
+//    lent        for each buffer in use for which lend() was called: the events that used() has got. Each event stays until a
+//                later used() finds that the GPU has reached it. All of them leave when the buffer comes back (kept then has
+//                them as also_after) or is abandoned
 //    doomed_     memory that trim() has taken out of kept; until the thread takes it to free it
 //    allocated   the number of buffers in use, kept and abandoned, and of those that allocate() asks for now
 //
@@ -26,12 +26,12 @@
 //    stream 1    a kernel reads the buffer ──► E
 //    stream 2                                waits for E ──► a kernel writes to the buffer
 //
-// The host waits for E neither in ~Buffer nor in get(). Page-locked memory is not given out before its events have come,
-// because the host itself writes to it.
+// The host waits for E neither in ~Buffer nor in get(). Page-locked memory is given out only after the GPU has reached the
+// events of this memory, because the host itself writes to it.
 //
 // If the driver has no memory, allocate() takes the smallest kept buffer that is large enough, even if it is much larger. If
-// there is none, it frees everything idle, and waits for the thread that frees. It asks the driver once more if there was
-// something to free.
+// there is none, it frees everything idle, and waits for the thread that frees. If there was something to free, it asks the
+// driver once more.
 //
 // The functions that return a buffer (give_back, trim, Freeing::add) append to lists, but never need new room there, because
 // count_one() has made the room when the buffer was allocated. So destructors cannot fail.
@@ -218,7 +218,7 @@ std::vector<BufferPool::State::IdleBuffer>::iterator BufferPool::State::find(std
     }
     // idle() calls the driver, so the cheaper comparisons come first.
     const bool idle = candidate->idle();
-    // The new user may write to page-locked memory at once, while the GPU still uses it.
+    // Page-locked memory that the GPU still uses is left out, because the new user may write to it at once.
     if (!idle && kind == Kind::kPinned) continue;
     if (!idle && best != kept.end() && candidate->capacity == best->capacity) continue;
     best = candidate;
@@ -273,8 +273,8 @@ void BufferPool::State::allocate(std::size_t capacity, cuda::Stream stream, Buff
   cuda::Result result = cuda::kSuccess;
   try {
     const Current current(*gpu);
-    // The thread that frees may finish between the first try_allocate() and free_all(), which then finds nothing to free. The
-    // driver has more memory then. So was_freeing leads to the second try, too.
+    // The thread that frees may finish between the first try_allocate() and free_all(). In this case free_all() finds nothing
+    // to free, but the driver has more memory than before. So was_freeing leads to the second try, too.
     const bool was_freeing = !freeing->is_idle();
     result = try_allocate(capacity, &data);
     if (result == cuda::kOutOfMemory && !reuse(capacity, SIZE_MAX, stream, buffer)) {
@@ -355,8 +355,8 @@ Buffer BufferPool::get(std::size_t bytes, cuda::Stream stream) {
   return buffer;
 }
 
-// In a forked child the lock may be held for ever, so there the entry in lent stays. The assignment swaps this buffer with an
-// empty one. data_ is null before it, so the empty one returns nothing to the pool when it ends.
+// In a forked child the lock may be held for ever, so there the entry in lent stays. The assignment swaps the members of this
+// buffer and of a temporary one. data_ is null before the assignment, so the temporary buffer returns nothing when it ends.
 void Buffer::abandon() {
   if (data_ != nullptr && home_->state_->gpu->in_own_process()) {
     const std::lock_guard lock(home_->state_->mutex);
@@ -386,7 +386,7 @@ void BufferPool::used(const void* address, const EventPtr& event) {
   std::vector<EventPtr>& events = found->second.events;
   // Tensors of one fused operation may lie in one buffer; they report the same event.
   if (!events.empty() && events.back() == event) return;
-  // Otherwise the list would grow with each operation as long as the caller keeps the memory.
+  // Events that the GPU has reached are dropped. Otherwise the list would grow with each operation until the buffer returns.
   std::erase_if(events, has_come);
   events.push_back(event);
 }

@@ -1,5 +1,6 @@
 // The part of the CUDA driver's binary interface that hvdlite calls. It is declared here so that the build needs no CUDA
-// header. tests/native/check_cuda_abi.cc compares every number and type with cuda.h if there is one. Plain declarations.
+// header. tests/native/check_cuda_abi.cc compares every number and type with cuda.h on machines that have cuda.h. Plain
+// declarations.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ inline constexpr Result kCaptureWrongThread = 908;  // the last error about stre
 using Device = int;                  // CUdevice
 using Address = unsigned long long;  // CUdeviceptr
 using Context = struct CUctx_st*;    // CUcontext
-// CUstream; null or 1: the legacy default stream, 2: the calling thread's own.
+// CUstream. null and 1 stand for the legacy default stream, 2 for the per-thread default stream of the calling thread.
 using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;    // CUevent
 using Module = struct CUmod_st*;     // CUmodule
@@ -53,7 +54,8 @@ inline constexpr int kMemoryTypeDevice = 2;
 inline constexpr int kCaptureStatusNone = 0;
 inline constexpr int kCaptureModeRelaxed = 2;
 
-// The functions, under their names without `cu`. The second column has the name with its version.
+// The functions: the name without `cu`, by which hvdlite calls the function; the symbol, which ends with the function's version
+// (_v2) if it has one; the type.
 #define HVDLITE_CUDA_FUNCTIONS(X)                                                                  \
   X(Init, "cuInit", Result(unsigned flags))                                                        \
   X(DriverGetVersion, "cuDriverGetVersion", Result(int* version))                                  \

@@ -5,15 +5,15 @@
 //    device(1).kernels()    the fusion kernels of GPU 1, which may have to be compiled
 //    nccl()                 the library of NCCL; no GPU
 //
-// The mutex of Devices is held meanwhile, so two threads that ask for one GPU get the same Device. Only kernels() takes another
-// mutex, that of its Device: compiling takes seconds, and other threads can use all else meanwhile. An object is stored only
-// after its constructor has returned, so after a failure the next call tries again. Then the cause may be gone, for example
-// another process that had filled the GPU's memory.
+// driver(), device() and nccl() hold the mutex of Devices, so two threads that ask for one GPU get the same Device. kernels()
+// holds only the mutex of its Device, because compiling takes seconds, and other threads can use everything else in this time.
+// An object is stored only after its constructor has returned. So after a failure the next call tries again. By that time the
+// cause of the failure may be gone, for example another process that had filled the GPU's memory.
 //
 // A Device never moves, and is never removed while Devices lives. So callers use the reference without the lock.
 //
-// close() first waits for communicators that are being ended, and then closes the pools: freeing memory waits for kernels, and
-// those of a communicator may wait for other ranks (buffers.h).
+// close() first waits for communicators that are being ended, and then closes the pools. In the reverse order, freeing memory
+// would wait for the communicators' kernels, which may wait for other ranks (buffers.h).
 #include "device/devices.h"
 
 #include <utility>

@@ -1,7 +1,7 @@
 // The GPU resources of one owner, such as an engine: the driver, NCCL, and the GPUs used so far with their buffers and kernels.
-// Thread: any; one lock of Devices, and one of each Device for its kernels. They are held while something is opened for the
-// first time; close() holds the first. Owns: all of it. Blocks: on the first use of each; close(). Throws: what each part
-// throws. Each call tries again, so that a cause which has gone does not stay an error.
+// Thread: any; one lock of Devices, and one of each Device for its kernels. A lock is held while its owner opens something for
+// the first time; close() holds the lock of Devices. Owns: all these resources. Blocks: the first use of each resource;
+// close(). Throws: what each part throws. After a failure the next call tries again, because the cause may be gone.
 #pragma once
 
 #include <map>
@@ -34,7 +34,7 @@ class Device {
   const GpuPtr gpu;
   const std::shared_ptr<BufferPool> memory;  // the GPU's
   const std::shared_ptr<BufferPool> pinned;  // the host's
-  // Loaded at the first use, so that programs without them need no compiler.
+  // The first call loads the kernels. So programs that do not use them need no compiler.
   FusionKernels& kernels();
 
  private:
@@ -52,8 +52,8 @@ class Devices {
   Device& device(int ordinal);
   NcclPtr nccl();
   bool used() const;  // was any GPU opened?
-  // Frees memory, and waits for communicators that are being ended; both for a limited time. What callers hold stays valid: a
-  // Device until this object ends, events and buffers as long as they are held.
+  // Waits for communicators that are being ended, and then frees memory; both for a limited time. What callers hold stays
+  // valid: a Device until this object ends, events and buffers as long as callers hold them.
   void close();
 
  private:

@@ -1,4 +1,4 @@
-// Opens the driver in the order in which its failures can be told apart. Each has an error text with its own remedy:
+// The steps in which the driver is opened. In this order each cause of a failure gets an error text with its own remedy:
 //
 //    1  the file              no driver is installed, or it is elsewhere
 //    2  cuDriverGetVersion    the driver is too old; this function works before cuInit
@@ -73,7 +73,7 @@ void Driver::initialize() {
   // Asked again, with a check: the constructor has ignored an error of the first call.
   check(functions_.DriverGetVersion(&version_), "cuDriverGetVersion");
   check(functions_.DeviceGetCount(&devices_), "cuDeviceGetCount");
-  // Usually cuInit has failed with kNoDevice before.
+  // If there is no GPU, usually cuInit has already failed with kNoDevice.
   if (devices_ == 0) {
     throw Error(ErrorCode::kUnsupported, "the CUDA driver (" + library_.path() +
                                              ") has no GPU: " + remedy_of(cuda::kNoDevice));

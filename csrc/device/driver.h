@@ -24,12 +24,12 @@ class Driver {
   void check(cuda::Result result, const char* function) const {
     if (result != cuda::kSuccess) fail(result, function);
   }
-  // For a query of what the GPU has done.
+  // For the result of a query whether the GPU has done some work. CUDA_ERROR_NOT_READY gives false; other errors throw.
   bool is_done(cuda::Result result, const char* function) const {
     if (result != cuda::kNotReady) check(result, function);
     return result == cuda::kSuccess;
   }
-  // The text of that exception.
+  // The text of the exception that check() throws.
   std::string describe(cuda::Result result, const char* function) const;
 
  private:

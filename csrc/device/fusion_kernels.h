@@ -1,5 +1,5 @@
-// Tensor fusion on a GPU: copies any number of tensors into one buffer and back, with one launch each way, and scales and casts
-// them in the copy.
+// Tensor fusion on a GPU: copies any number of tensors into one buffer and back, with one launch for each direction, and scales
+// and casts the elements on the way.
 // Thread: any (a lock for the tables). Owns: the loaded module, memory for tables of pieces. Blocks: where PieceLists does; the
 // constructor may compile the kernels (seconds, once: the result is kept on disk). Throws: Error(Unsupported) if neither a
 // built-in image nor NVRTC gives kernels for this GPU (the text says what was tried), and for a pair of types without a kernel;
@@ -25,17 +25,18 @@ class FusionKernels {
   FusionKernels(const FusionKernels&) = delete;
   FusionKernels& operator=(const FusionKernels&) = delete;
   // buffer[offset + i] = convert(tensor[i]). nonfinite: null, or an int in device memory for each piece; the kernel sets it to
-  // 1 if a converted value is infinite or NaN, and leaves it alone otherwise. Copies work with any alignment; other conversions
-  // need the alignment of the element. Offsets that are multiples of 16 bytes are fastest. The buffer must not overlap the
-  // tensors, with one exception: a tensor may be its own place in the buffer if both types have the same size.
+  // 1 if a converted value is infinite or NaN, and leaves it alone otherwise. If the bits stay as they are, any alignment will
+  // do. Other conversions need tensors and a buffer that are aligned to their numbers (of a complex type: to one part). Offsets
+  // that are multiples of 16 bytes are fastest. The buffer must not overlap the tensors, with one exception: if both types have
+  // the same size, a tensor may lie exactly at its place in the buffer.
   void pack(std::span<const Piece> pieces, void* buffer, const Conversion& conversion,
             std::int32_t* nonfinite, cuda::Stream stream);
   // tensor[i] = convert(buffer[offset + i]). Skips pieces without a tensor.
   void unpack(std::span<const Piece> pieces, const void* buffer, const Conversion& conversion,
               std::int32_t* nonfinite, cuda::Stream stream);
-  // The source of the kernels (kernel_module.h).
+  // Where the kernels come from (kernel_module.h).
   const std::string& origin() const { return module_.origin(); }
-  // How many lists of pieces were copied to the GPU. A list is copied if it is new and too long for the arguments of a launch.
+  // How many tables of pieces were copied to the GPU (piece_lists.h).
   std::int64_t uploads() const;
 
  private:

@@ -8,7 +8,7 @@
 //
 //    floats, complex numbers    equal types, factor / divisor rounds to 1, and nothing looks for infinite values and NaNs
 //    integers                   equal types, factor = 1 and divisor = 1
-//    bool                       to bool or uint8, or from uint8, with any factor and divisor, which bool ignores
+//    bool                       bool to bool, bool to uint8, uint8 to bool; bool ignores the factor and the divisor
 //
 // The number of a float kernel in HVDLITE_KERNEL_LIST is kFirstFloat + from * kNumFloats + to. An example: bfloat16 is the
 // second of the four floats (1) and float32 the third (2), so bfloat16 to float32 has the number 2 + 1 * 4 + 2 = 8.
@@ -39,7 +39,7 @@ constexpr int kIntegers = 1;
 constexpr int kFirstFloat = 2;
 static_assert(kNumKernels == kFirstFloat + kNumFloats * kNumFloats);
 
-// The type of the numbers that a kernel computes with: of a complex type, the type of its two parts.
+// The type of the numbers with which a kernel computes. For a complex type this is the type of the two parts.
 DType unit_of(DType dtype) {
   if (dtype == DType::kComplex64) return DType::kFloat32;
   return dtype == DType::kComplex128 ? DType::kFloat64 : dtype;
@@ -50,8 +50,8 @@ int float_number(DType dtype) {
   return base::is_float(dtype) ? static_cast<int>(dtype) - static_cast<int>(DType::kFloat16) : -1;
 }
 
-// The bits of one unit. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of infinity
-// together. Sums start from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is +0.
+// The identity's bits, for one unit. Min starts from infinity. Max starts from -infinity, whose bits are those of -0 and of
+// infinity together. Sums start from -0, as in csrc/kernels: -0 + x is x for every number x, but +0 + -0 is +0.
 std::uint64_t float_identity(DType dtype, ReduceOp op) {
   struct Bits {
     std::uint64_t minus_zero, infinity, one;
@@ -68,8 +68,8 @@ std::uint64_t float_identity(DType dtype, ReduceOp op) {
   return op == ReduceOp::kProduct ? bits.one : bits.minus_zero;
 }
 
-// The bits of one unit of an integer type or bool. Signed types have odd numbers in DType. For bool Max is "any" and Min is
-// "all".
+// The identity's bits, for one unit of an integer type or bool. Signed types have odd numbers in DType. For bool Max is "any"
+// and Min is "all".
 std::uint64_t integer_identity(DType dtype, ReduceOp op) {
   const bool least = op == ReduceOp::kMax;
   if (op == ReduceOp::kProduct) return 1;
@@ -115,8 +115,8 @@ FusionPlan plan_fusion(const Conversion& conversion, bool flags) {
   bool exact = false;
   if (from_float >= 0) {
     const double factor = conversion.factor / static_cast<double>(conversion.divisor);
-    // The kernel computes in float32 unless a side is float64. The factor is rounded here already, so that the comparison with
-    // 1 below sees the kernel's factor.
+    // If neither type is float64, the kernel computes in float32. The factor is rounded to float32 before it is compared with 1
+    // below, so that the comparison sees the factor with which the kernel computes.
     const bool wide = from == DType::kFloat64 || to == DType::kFloat64;
     plan.factor = wide ? factor : static_cast<double>(static_cast<float>(factor));
     plan.number = kFirstFloat + from_float * kNumFloats + to_float;

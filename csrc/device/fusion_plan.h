@@ -9,18 +9,20 @@
 
 namespace hvdlite::device {
 
-// y = T2(x * factor / divisor), element by element, with the results of csrc/kernels. Floats are multiplied by the quotient, in
-// double if one of the two types is float64 and in float32 otherwise, and rounded once. Integers are divided exactly and
-// truncated toward zero; with a factor they are computed in double first. A result outside of T2's range becomes T2's nearest
-// limit. The kernels convert between floats, between integers (including bool, which ignores factor and divisor), and between
-// complex numbers (pairs of floats); other pairs are refused. Equal types with a factor and a divisor of 1 copy bits, unless
-// floats are checked (nonfinite). A converted NaN becomes the GPU's own NaN.
+// y = x * factor / divisor for each element x, of type `from`, with the results of csrc/kernels; y has the type `to`. Floats
+// are multiplied by factor / divisor, in double if one of the two types is float64 and in float32 otherwise, and rounded once.
+// If the factor is 1, integers are divided exactly and truncated toward zero. Otherwise they are multiplied and divided in
+// double, and then truncated. An integer result that is outside of the range of `to` becomes the nearest limit of this range.
+// The kernels convert between floats, between integers (including bool, which ignores factor and divisor), and between complex
+// numbers (pairs of floats); other pairs of types are refused. If the types are equal and factor and divisor are 1, the bits
+// are copied, unless the kernel looks for infinite values and NaNs in floats. A NaN that is not copied becomes the GPU's own
+// NaN.
 struct Conversion {
   base::DType from = base::DType::kFloat32;
   base::DType to = base::DType::kFloat32;
   double factor = 1.0;
   std::int64_t divisor = 1;
-  // A null tensor means the identity of this op, as type `to`.
+  // A null tensor means the identity of this op, of type `to`.
   base::ReduceOp op = base::ReduceOp::kSum;
 };
 
@@ -45,7 +47,7 @@ inline constexpr const char* kKernelNames[] = {
 };
 inline constexpr int kNumKernels = static_cast<int>(sizeof(kKernelNames) / sizeof(kKernelNames[0]));
 
-// flags: does the kernel look for infinite values and NaNs? Then it does not merely copy the bits of floats.
+// flags: does the kernel look for infinite values and NaNs? If so, it does not merely copy the bits of floats.
 FusionPlan plan_fusion(const Conversion& conversion, bool flags);
 
 }  // namespace hvdlite::device

@@ -1,7 +1,7 @@
 // One GPU of this process, in its primary context, which it shares with the frameworks.
 // Thread: any. Owns: a reference to the primary context, a pool of events. Blocks: only where the driver does. Throws:
-// Error(System), as Driver says, and what a function names. In a forked child the destructors call no function of CUDA; call
-// nothing else there. Destructors expect that the driver may have ended before them, at the end of the process.
+// Error(System), as Driver says, and what a function names. In a forked child the destructors call no function of CUDA. Other
+// functions must not be called there. Destructors expect that the driver may have ended before them, at the end of the process.
 #pragma once
 
 #include <sys/types.h>
@@ -19,8 +19,9 @@ namespace hvdlite::device {
 
 class Gpu;
 
-// While this object lives, the GPU's context is the calling thread's. It also keeps the thread's calls from breaking another
-// stream's capture into a CUDA graph: by default a capture forbids other threads to allocate memory or query events.
+// While this object lives, the GPU's context is current in the thread that made the object. The object also allows this thread
+// to allocate memory and to query events while another thread captures a stream into a CUDA graph. By default such calls would
+// fail, and would make the capture invalid.
 class Current {
  public:
   explicit Current(const Gpu& gpu);
@@ -33,14 +34,15 @@ class Current {
   int capture_mode_;
 };
 
-// A point in a stream's work, from a GPU's pool of events. Every waiter keeps it alive.
+// A point in a stream's work. The driver's event for it comes from the pool of the GPU. Everybody who waits for it holds an
+// EventPtr.
 class Event {
  public:
   ~Event();  // back to the pool
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  // Orders `stream` after it: the stream's later work waits for this point. For any thread. For a stream of another GPU, give
-  // that GPU: the handles 0, 1 and 2 stand for streams of the current context.
+  // Orders `stream` after this event: the stream's later work waits for this point. Any thread may call it. If the stream
+  // belongs to another GPU, give that GPU, because the handles 0, 1 and 2 stand for streams of the current context.
   void order(cuda::Stream stream) const { order(stream, *gpu_); }
   void order(cuda::Stream stream, const Gpu& stream_gpu) const;
   // Has the GPU reached this point? Throws Error(System) if the work before it failed.
@@ -95,9 +97,9 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   // Has the stream done all its work?
   bool is_idle(cuda::Stream stream) const;
 
-  // For destructors: may this process call CUDA? A process forked from it may not.
+  // For destructors: is this the process that made the object? Only that process may call CUDA; a forked child may not.
   bool in_own_process() const noexcept;
-  // Calls work(functions) in the context. Does nothing if the driver has ended.
+  // Calls work(functions) in the GPU's context. Does nothing if the driver has ended, or in a forked child.
   template <typename Work>
   void clean_up(Work&& work) const noexcept {
     if (!in_own_process()) return;

@@ -11,7 +11,7 @@
 // and the bytes that were read. Otherwise find() returns nothing, and its caller compiles the kernels again.
 //
 // keep() never changes a file in place (write_file). Two processes that keep the same image each write a temporary file and
-// rename it. The last rename wins, and a process that has opened the other file still reads that one whole.
+// rename it. The last rename wins. A process that has opened the replaced file still reads all of that file.
 //
 // Nothing deletes files whose keys are no longer wanted. A new version of NVRTC or of hvdlite's kernels adds a file.
 #include "device/kernel_cache.h"
@@ -30,8 +30,8 @@
 namespace hvdlite::device {
 namespace {
 
-// Precedes every image, in the byte order of the machine that writes it. A machine with the other byte order refuses the file,
-// because the size that this machine reads is another one.
+// Precedes every image, in the byte order of the machine that writes the file. A machine with the other byte order refuses the
+// file, because it reads a size that is not the file's.
 struct ImageHeader {
   char mark[8] = {'h', 'v', 'd', 'k', 'e', 'r', 'n', '1'};
   std::uint64_t key = 0;

@@ -16,7 +16,7 @@ namespace hvdlite::device {
 
 class KernelCache {
  public:
-  // With an empty folder the cache keeps nothing.
+  // folder: its path. If this is "", the cache keeps nothing.
   KernelCache(std::string folder, const base::Logger& log);
   // name: of the file. key: a hash of everything that the image depends on. Returns nothing for an image with another key, and
   // for a damaged file.

@@ -10,8 +10,8 @@
 // order is 12, 11.2, 13, because the driver may refuse the image of 13. If 12 lacks a function, or fails to compile, or the
 // driver refuses its image, 11.2 is tried.
 //
-// An image is kept only after the driver has accepted it. Later the driver can still refuse it, for example an older driver of
-// another machine that shares the folder. Then step b follows.
+// An image is kept only after the driver has accepted it. In another process the driver can still refuse it, for example an
+// older driver of another machine that shares the folder. In this case step b follows.
 #include "device/kernel_module.h"
 
 #include <algorithm>
@@ -90,7 +90,7 @@ KernelModule::KernelModule(GpuPtr gpu, const KernelSource& source) : gpu_(std::m
 }
 
 // problem: why there is no built-in image, or why the driver has refused it. The error has this reason and those of the NVRTCs,
-// because the user can mend either: by another build, or by another NVRTC.
+// because either another build or another NVRTC solves the user's problem.
 void KernelModule::compile_or_explain(const KernelSource& source, const std::string& problem) {
   try {
     compile(source);
@@ -109,8 +109,8 @@ KernelModule::~KernelModule() {
   gpu_->clean_up([&](const cuda::Functions& call) { call.ModuleUnload(module_); });
 }
 
-// From a fat binary the driver takes the machine code for this GPU, or else translates the PTX. It refuses an image that has
-// neither of them in a form that this GPU and this driver support.
+// The driver takes the machine code for this GPU from a fat binary. If there is none, the driver translates the PTX for this
+// GPU. If that, too, is impossible with this driver, it refuses the image.
 bool KernelModule::load(const void* image, std::string* problem) {
   const cuda::Result result = gpu_->call().ModuleLoadData(&module_, image);
   if (result == cuda::kSuccess) return true;

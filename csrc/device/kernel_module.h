@@ -1,10 +1,10 @@
-// The fusion kernels, loaded on one GPU. The source is the built-in image, if the driver accepts it; otherwise an image of
-// NVRTC: the one that an earlier process has kept, or one that is compiled now. (The version of NVRTC is part of the file's
-// name, so even a kept image is found only if an NVRTC can be loaded.) If there are several NVRTCs, those of the driver's CUDA
-// or an earlier one come first, because the driver refuses images of a later CUDA. If one NVRTC fails, or the driver refuses
-// its image, the next one is tried.
-// Thread: any. Owns: the loaded module. Blocks: compiling takes seconds. Throws: Error(Unsupported) if nothing works; its text
-// lists each attempt with its failure.
+// The fusion kernels, loaded on one GPU. They come from the built-in image, if the driver accepts it. Otherwise they come from
+// an image of NVRTC, which an earlier process has kept or which is compiled now. (The name of a kept image's file depends on
+// the version of NVRTC, so a kept image, too, is found only if an NVRTC can be loaded.) If several NVRTCs can be loaded, those
+// of the driver's version of CUDA or of an earlier version come first, because the driver may refuse images of a later version.
+// If one NVRTC fails, or the driver refuses its image, the next NVRTC is tried.
+// Thread: any. Owns: the loaded module. Blocks: compiling takes seconds. Throws: Error(Unsupported) if no image can be loaded;
+// the error's text has the reason for each attempt.
 #pragma once
 
 #include <string>
@@ -29,8 +29,8 @@ class KernelModule {
   ~KernelModule();
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
-  // Loads the kernel now. If its first launch loaded it, the load could wait for other kernels, such as one of NCCL that waits
-  // for a peer.
+  // Loads the kernel now, and not at its first launch. There the load could wait for other kernels, such as a kernel of NCCL
+  // that waits for a peer.
   cuda::Function function(const char* name) const;
   // "built in (for sm_90)", "compiled by NVRTC 13.0 (sm_90)", "from the cache (NVRTC 13.0, sm_90)".
   const std::string& origin() const { return origin_; }

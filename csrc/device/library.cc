@@ -6,8 +6,8 @@
 //    /usr/lib/python3/nvidia/nccl/lib/libnccl.so.2        this file
 //    libnccl.so.2                                         where the dynamic linker looks
 //
-// dlopen makes the difference between the three: a name with a slash is a path, and with RTLD_NOLOAD, which stands for the +,
-// dlopen gives only a library that is loaded already.
+// dlopen treats the three in different ways. A name with a slash is a path. The + stands for the flag RTLD_NOLOAD, with which
+// dlopen gives only a library that the process has loaded already.
 //
 // No library is closed, so a library that loads() has opened stays in the process, even if it is not used.
 #include "device/library.h"
@@ -35,9 +35,9 @@ struct Opened {
   void* handle;
 };
 
-// RTLD_NOW: if no library has a function that this one calls, dlopen fails, and the next candidate is tried. Otherwise the
-// first call of that function would end the process. RTLD_LOCAL: libraries that are loaded later, such as a framework's, do not
-// use the functions of this library instead of those of their own version.
+// RTLD_NOW: if the candidate calls a function that no library has, dlopen fails, and the next candidate is tried. With
+// RTLD_LAZY the first call of that function would end the process. RTLD_LOCAL: libraries that are loaded later, such as a
+// framework's, do not use the candidate's functions instead of those of their own version.
 Opened open(const std::string& candidate) {
   const bool only_if_loaded = candidate.front() == '+';
   std::string path = only_if_loaded ? candidate.substr(1) : candidate;

@@ -15,7 +15,7 @@ using Candidates = std::vector<std::string>;
 // Parses a knob's value: names separated by colons. Empty names are ignored.
 Candidates parse_candidates(std::string_view text);
 
-// Loads it, and returns whether that worked.
+// Loads the candidate, and returns whether that worked.
 bool loads(const std::string& candidate);
 
 class Library {

@@ -11,8 +11,8 @@
 //    finish()    settle: the last call is complete ──► CommFinalize ──► settle: it is complete ──► CommDestroy
 //    abort()     CommAbort
 //
-// If a step of finish() before CommDestroy fails, or a settle takes longer than `patience`, CommAbort takes the place of the
-// rest. Each settle has the whole of `patience`.
+// If a step of finish() before CommDestroy fails, or a settle takes longer than `patience`, CommAbort replaces the remaining
+// steps. Each settle may take up to `patience`.
 //
 // ending_ counts these threads. end() raises it before the thread starts, so a call of wait_for_endings() after finish() or
 // abort() waits for that end, too. Devices::close() makes this call, with a limit. Threads that have not ended after the limit

@@ -1,8 +1,8 @@
 // NCCL, opened at run time, and a communicator that never blocks.
-// Thread: any for Nccl; only the holder of the progress token for a communicator. Owns: the library; the communicator, and a
-// thread for each one that is being ended. Blocks: wait_for_endings; the end of a communicator, if no thread can be started.
-// Throws: Error(Unsupported) if there is no NCCL or it is older than 2.14 (the first with communicators that do not block);
-// Error(System) "ncclAllReduce failed: unhandled cuda error (...)".
+// Thread: any for Nccl; for a communicator only the holder of the progress token (docs/threading.md). Owns: the library; the
+// communicator, and a thread for each communicator that is being ended. Blocks: wait_for_endings; finish() and abort(), if no
+// thread can be started. Throws: Error(Unsupported) if there is no NCCL or it is older than 2.14 (the first with communicators
+// that do not block); Error(System) "ncclAllReduce failed: unhandled cuda error (...)".
 #pragma once
 
 #include <condition_variable>
@@ -29,7 +29,8 @@ class Nccl {
   void check(nccl::Result result, const char* function, nccl::Comm comm = nullptr) const {
     if (result != nccl::kSuccess && result != nccl::kInProgress) fail(result, function, comm);
   }
-  // Have all finished or aborted communicators ended? Sleeps until then, at most `limit`.
+  // Sleeps until all communicators for which finish() or abort() was called have ended, but at most for `limit`. Returns
+  // whether all have ended.
   bool wait_for_endings(base::microseconds limit) const;
 
  private:
@@ -39,14 +40,15 @@ class Nccl {
   Library library_;
   nccl::Functions functions_;
   int version_ = 0;
-  // The communicators that are being ended. Their threads keep this object.
+  // ending_ is the number of communicators that are being ended. The threads that end them keep this object alive.
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;
   mutable int ending_ = 0;
 };
 using NcclPtr = std::shared_ptr<const Nccl>;
 
-// It is created without blocking. Do not use it while busy(). Any call may make it busy again.
+// A communicator. Its constructor does not block. While busy() is true, call no function of NCCL with the communicator. Any
+// such call may make it busy again.
 class NcclComm {
  public:
   NcclComm(NcclPtr nccl, GpuPtr gpu, const nccl::UniqueId& id, int size, int rank);
@@ -59,10 +61,11 @@ class NcclComm {
   nccl::Comm get() const { return comm_; }
   const Nccl& nccl() const { return *nccl_; }
   const GpuPtr& gpu() const { return gpu_; }
-  // For a good end: all work is in the stream, and no rank is lost. Returns at once. A thread waits for the last call, and then
-  // for the end of the work. It aborts the communicator if one of the two takes longer than `patience`.
+  // For an end without a failure: all work is in the stream, and no rank is lost. Returns at once. A thread waits for the last
+  // call, and then for the end of the work. The thread aborts the communicator if one of the two waits takes longer than
+  // `patience`.
   void finish(base::microseconds patience = std::chrono::seconds(10));
-  // Makes kernels that wait for a lost peer end; their results are garbage. Returns at once as well.
+  // For an end after a failure. It ends the kernels that wait for a lost peer; their results are garbage. Returns at once, too.
   void abort();
 
  private:

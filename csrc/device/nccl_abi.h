@@ -38,8 +38,8 @@ enum RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
 inline constexpr int kOldestVersion = 21400;  // the first with communicators that do not block
 
-// ncclConfig_t of NCCL 2.14. Later versions read its size from the first field and its version from the third, and use defaults
-// for newer fields.
+// ncclConfig_t of NCCL 2.14. A later NCCL reads the size of this struct from the first field, and the version of the struct
+// from the third. It uses defaults for fields that were added later.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;

@@ -23,18 +23,18 @@ using base::ErrorCode;
 
 namespace {
 
-// The architectures of PTX, in the order of the attempts. A GPU runs PTX of any of them up to its own.
+// The architectures of PTX, in the order of the attempts. A GPU can run PTX of its own architecture and of all older ones.
 constexpr int kArchitectures[] = {121, 120, 103, 100, 90, 89, 87, 86, 80, 75};
 
-// --fmad=false: a fused multiply-add rounds a product and a sum once, and two operations round twice. Without it the results
-// equal those of csrc/kernels.
+// --fmad=false: no fused multiply-add, which would round a product and a sum once. csrc/kernels rounds twice, and the results
+// must be equal.
 constexpr const char* kOptions[] = {"--std=c++17", "--fmad=false"};
 
 }  // namespace
 
 std::span<const char* const> nvrtc_options() { return kOptions; }
 
-// hvdlite demands no least version of NVRTC: a library that has all these functions serves.
+// hvdlite does not check the version of NVRTC: it uses any library that has all these functions.
 Nvrtc::Nvrtc(const Candidates& candidates)
     : library_("NVRTC (NVIDIA's run-time compiler)", candidates, "HVDLITE_NVRTC_LIBRARY") {
 #define HVDLITE_NVRTC_LOAD(name, symbol, type) library_.require(&functions_.name, symbol);
@@ -60,8 +60,8 @@ struct Nvrtc::Attempt {
   bool wrong_option = false;  // usually: this NVRTC does not know the architecture
 };
 
-// files[0] is the source. The others are headers, with their names in the #include lines. So NVRTC reads no source from the
-// disk.
+// files[0] is the source. The others are headers, under the names that the #include lines use. So NVRTC reads no source from
+// the disk.
 Nvrtc::Attempt Nvrtc::attempt(std::span<const KernelFile> files,
                               const std::string& architecture) const {
   std::vector<const char*> texts;

@@ -1,8 +1,8 @@
 // Why tiles: if each block of the grid took one tensor, most of the GPU would be idle while one block moves the largest. All
 // tiles have the same size, except the last tile of a piece, which may be smaller. So no block has much more work than another.
 //
-// An example: three float32 tensors of 3000, 10 and 1024 elements are packed as float16. The wider side has 4 bytes a unit, so
-// a tile of 4096 bytes has 1024 units:
+// An example: three float32 tensors of 3000, 10 and 1024 elements are packed as float16. The wider of the two sides (tensor and
+// buffer) has 4 bytes a unit, so a tile of 4096 bytes has 1024 units:
 //
 //    piece    count    first_tile    its tiles
 //    0        3000     0             1024, 1024 and 952 units
@@ -37,8 +37,8 @@ using hvdlite_kernels::TablePiece;
 namespace {
 
 // The size of a tile in bytes of the wider side. Small tiles are for work that does not fill the GPU, so that more
-// multiprocessors get some. With large tiles each thread of a block moves four vectors of 16 bytes, and can load all four
-// before it stores one.
+// multiprocessors get a part of it. With large tiles each thread of a block moves four vectors of 16 bytes, and can load all
+// four before it stores one.
 constexpr std::uint64_t kSmallTile = 4096;
 constexpr std::uint64_t kLargeTile = 16384;
 // A multiprocessor has 65,536 registers. So it has room for 4 blocks of 256 threads, if a thread has up to 64 registers.
@@ -88,7 +88,8 @@ bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool
     const std::uint64_t offset = std::uint64_t{pieces[i].offset} * plan.units;
     constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
     fits = fits && count <= kMost && offset <= kMost;
-    // From the first piece that does not fit on, only the tiles are counted. The caller then uses a table for all pieces.
+    // If a piece does not fit, the loop writes neither this piece nor later ones, and only counts their tiles. The caller uses
+    // a table for all pieces.
     if (fits) {
       arguments->tensor[i] = number_of(pieces[i].tensor);
       arguments->offset[i] = static_cast<std::uint32_t>(offset);

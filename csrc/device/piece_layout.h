@@ -18,11 +18,12 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-// Writes the description of the pieces into `arguments` (except the table's address). Returns whether they fit into it.
+// Writes the description of the pieces into `arguments`, without the address of a table. Returns whether all pieces fit into
+// `arguments`.
 bool describe_pieces(std::span<const Piece> pieces, const FusionPlan& plan, bool unpack,
                      int multiprocessors, hvdlite_kernels::Arguments* arguments);
 
-// The table for pieces that do not fit: its size, and its content (aligned to 8 bytes).
+// The table for pieces that do not fit: its size, and its content. The address `table` is a multiple of 8.
 std::size_t table_bytes(const hvdlite_kernels::Arguments& arguments);
 void write_table(std::span<const Piece> pieces, const FusionPlan& plan,
                  const hvdlite_kernels::Arguments& arguments, void* table);

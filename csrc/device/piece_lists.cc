@@ -101,8 +101,8 @@ bool PieceLists::has_ended(cuda::Stream stream) const {
   return ended;
 }
 
-// Writes the table to page-locked memory, from which the copy is asynchronous. If a call of the driver fails, the copy may
-// be under way. Then both memories are abandoned, unless the stream's work has ended.
+// Writes the table to page-locked memory, from which the copy is asynchronous. If a call of the driver fails, the copy may be
+// under way. In this case both buffers are abandoned, unless the stream's work has ended.
 PieceLists::List PieceLists::upload(std::span<const Piece> pieces, const FusionPlan& plan,
                                     const Arguments& arguments, cuda::Stream stream) {
   const std::size_t bytes = table_bytes(arguments);

@@ -1,5 +1,5 @@
-// Tables of pieces in the GPU's memory, for launches with more pieces than fit into the arguments. A table is copied once and
-// kept, because each training step has the same tensors at the same addresses.
+// Tables of pieces in the GPU's memory, for launches with more pieces than fit into the arguments of a kernel. A table is
+// copied to the GPU once and then kept, because usually all training steps have the same tensors at the same addresses.
 // Thread: one at a time (FusionKernels has the lock). Owns: the tables. Blocks: where BufferPool does, for a new table; and
 // after an error, until the stream's work has ended. Throws: Error(System) from the driver.
 #pragma once
@@ -24,7 +24,7 @@ class PieceLists {
   // The address of the table of these pieces for a launch in `stream`: an existing table, or a new one.
   std::uint64_t table(std::span<const Piece> pieces, const FusionPlan& plan,
                       const hvdlite_kernels::Arguments& arguments, cuda::Stream stream);
-  // Call it after the launch that reads the table: the one that table() has returned last.
+  // Call this after the launch that reads the table which table() has returned last.
   void used(cuda::Stream stream);
   std::int64_t uploads() const { return uploads_; }
 

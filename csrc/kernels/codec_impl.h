@@ -33,8 +33,8 @@ HVD_INLINE Float<U> to_floats(Signed<U> value) {
   }
 }
 
-// What an instruction set adds, Native<uint32_t>: read_bytes reads one byte for each 32-bit lane, write_bytes writes the lanes'
-// low bytes.
+// Each instruction set adds Native<uint32_t>: read_bytes reads one byte for each 32-bit lane, write_bytes writes the low byte
+// of each lane.
 template <class U, class A = std::uint32_t>
 HVD_INLINE Bits<U> read_codes(const std::byte* from) {
   if constexpr (std::is_same_v<U, Packed>) {
@@ -56,9 +56,10 @@ HVD_INLINE void write_codes(std::byte* to, Bits<U> codes) {
 // --- formats ---------------------------------------------------------------------------------------------------------------
 //
 // kLargest: the magnitude to which the largest element of a block is scaled. code(): the code of a scaled element, in the low
-// bits; the bits above it are arbitrary. value(): the scaled element of a code, with arbitrary bits above it.
+// bits; the bits above it are arbitrary. value(): the scaled element for which the code in the low bits stands; the bits above
+// the code may be arbitrary.
 
-// The low 22 bits of x + kToInteger are the integer nearest to x, ties to even: floats of that size are whole numbers.
+// The low 22 bits of x + kToInteger are the integer nearest to x, ties to even, because floats of that size are whole numbers.
 inline constexpr float kToInteger = 12582912.0F;  // 1.5 * 2^23
 
 struct Int8 {
@@ -110,7 +111,7 @@ struct Fp8 {
   HVD_INLINE static Float<U> value(Bits<U> code) {
     const Bits<U> exponent_and_mantissa = (code & 0x7fU) << 20;
     const Bits<U> normal = exponent_and_mantissa + (kRebias << 23);
-    // Makes a normal number with the implicit bit, from which the bit's value is subtracted afterwards. Arithmetic on float32
+    // First makes a normal number, which has the implicit bit, and then subtracts the value of this bit. Arithmetic on float32
     // subnormals would depend on the thread's mode.
     const Float<U> with_bit = bits_as<Float<U>>(exponent_and_mantissa + kLeastNormal);
     const Bits<U> subnormal = bits_as<Bits<U>>(with_bit - __builtin_bit_cast(float, kLeastNormal));
@@ -131,8 +132,8 @@ HVD_INLINE std::size_t code_bytes(std::size_t n) {
   return Format::kTwoInByte ? (n + 1) / 2 : n;
 }
 
-// The bits of the largest magnitude. As integers, the bits of floats without a sign have the order of the numbers, and those of
-// inf and nan are the largest.
+// The bits of the largest magnitude. Bits of floats without the sign, taken as integers, have the same order as the floats; the
+// bits of inf and nan are the largest.
 template <class A = std::int32_t>
 HVD_INLINE std::uint32_t largest_magnitude(const void* in, std::size_t n) {
   constexpr std::size_t kStep = kVectorBytes == 0 ? 1 : kLanes<A>;
@@ -224,7 +225,7 @@ HVD_INLINE void decode_block(void* out, const std::byte* in, std::size_t n) {
   }
 }
 
-// --- runs: calls body(place of the encoded block, elements before it, its elements) for each block ---------------------------
+// --- runs: calls body(encoded block, number of elements before it, number of its elements) for each block --------------------
 
 template <class Format, class Byte, class Body>
 HVD_INLINE void each_block(Byte* coded, std::size_t n, std::size_t block, Body body) {

@@ -22,8 +22,8 @@ const KernelTable* table_of(Isa isa) {
 }
 
 #if HVDLITE_X86_KERNELS
-// Clang's __builtin_cpu_supports does not know this feature's name. F16C uses AVX's registers, and the check of "avx2" includes
-// that the system saves these registers.
+// Clang's __builtin_cpu_supports does not know the name of F16C. F16C uses AVX's registers. That the system saves these
+// registers is a part of the check of "avx2".
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

@@ -1,7 +1,8 @@
-// How this thread computes floats. Frameworks let some of their threads flush subnormal numbers to zero
+// The mode in which a thread computes floats. Frameworks let some of their threads flush subnormal numbers to zero
 // (torch.set_flush_denormal, the threads of TensorFlow and XLA), and such a thread may drive the engine. Without this class the
 // bits of a result would depend on which thread computes it, and ranks would disagree.
-// Thread: the one that makes the object and ends it. Owns: this thread's mode meanwhile. Blocks: no. Throws: nothing.
+// Thread: the one that makes the object also ends it. Owns: this thread's mode while the object lives. Blocks: no. Throws:
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace hvdlite::kernels {
 
-// While it lives, this thread rounds to nearest, ties to even, and keeps subnormals, in operands and in results.
+// While the object lives, this thread rounds to nearest, ties to even, and keeps subnormals, in operands and in results.
 class StandardFloats {
  public:
   StandardFloats() : before_(mode()) {
@@ -26,13 +27,13 @@ class StandardFloats {
 
  private:
 #if defined(__x86_64__)
-  // MXCSR: results flushed to zero, rounding, subnormal operands taken as zero.
+  // The fields of MXCSR that are 0 in the standard mode: flush results to zero, rounding, take subnormal operands as zero.
   using Mode = unsigned;
   static constexpr Mode kDeviations = 0x8000U | 0x6000U | 0x0040U;
   static Mode mode() { return _mm_getcsr(); }
   static void set_mode(Mode mode) { _mm_setcsr(mode); }
 #elif defined(__aarch64__)
-  // FPCR: default NaN, flushed to zero, rounding, flushed to zero in 16 bits.
+  // The fields of FPCR that are 0 in the standard mode: default NaN, flush to zero, rounding, flush to zero for 16-bit floats.
   using Mode = std::uint64_t;
   static constexpr Mode kDeviations = 1U << 25 | 1U << 24 | 3U << 22 | 1U << 19;
   static Mode mode() {

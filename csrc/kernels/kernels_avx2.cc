@@ -1,4 +1,4 @@
-// Compiled with -mavx2 -mf16c; only reached when the processor has both (dispatch.cc).
+// Compiled with -mavx2 -mf16c; dispatch.cc uses it only if the processor has both features.
 #include <immintrin.h>
 
 #define HVD_KERNEL_NAMESPACE avx2
@@ -20,7 +20,7 @@ struct Native<float> {
     return Pack<std::uint32_t>(_mm256_cvtepu16_epi32(read_raw<__m128i>(from)));
   }
   HVD_INLINE static void write_uint16(std::byte* to, Pack<std::uint32_t> value) {
-    // The pack works within 128-bit halves: quarters 0 and 2 hold the eight results.
+    // _mm256_packus_epi32 packs each 128-bit half by itself. So the eight results are in the 64-bit quarters 0 and 2.
     const __m256i halves = _mm256_packus_epi32(__m256i(value), __m256i(value));
     write_raw(to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0b1000)));
   }

@@ -1,6 +1,5 @@
-// Compiled with -mavx512{f,bw,dq,vl} -mf16c; only reached when the processor has them all
-// (dispatch.cc). gcc 12 takes the undefined registers inside its own AVX-512 intrinsics for our
-// mistake (its bug 105593).
+// Compiled with -mavx512{f,bw,dq,vl} -mf16c; dispatch.cc uses it only if the processor has all these features. The pragma is
+// for gcc 12, which warns of undefined registers inside its own AVX-512 intrinsics (gcc's bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 

@@ -2,9 +2,10 @@
 // namespace) and HVD_KERNEL_VECTOR_BYTES (its register width, 0 for none), includes kernels_impl.h, specialises Native with the
 // few operations that need intrinsics, and turns make_table() into its table.
 //
-// No function of this file may have a name for the linker that baseline code has, too. Otherwise the linker could keep the copy
-// that was compiled for AVX-512 for the whole library, and the library would crash on older processors. So this header has its
-// own namespace, and calls functions of std:: and of other headers only if they are always_inline or evaluated at compile time.
+// No function of this file may have the same name for the linker as a function of baseline code. Otherwise the linker could
+// keep the copy that was compiled for AVX-512 for the whole library, and the library would crash on older processors. So each
+// instruction set has a namespace of its own, and this header calls functions of std:: and of other headers only if they are
+// always_inline or evaluated at compile time.
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -58,7 +59,7 @@ template <class A, class Op>
   });
 }
 
-// kScales: multiplies by factor before it adds.
+// kScales: multiplies each input by `factor` before Op combines it with the accumulator.
 template <class T, class A, class Op, bool kScales>
 void accumulate_all(void* acc, const void* in, std::size_t n, [[maybe_unused]] A factor) {
   for_each<A, A>(n, acc, [=](auto unit, std::size_t i) HVD_INLINE_BODY {
@@ -134,7 +135,7 @@ void store(void* out, const void* acc, std::size_t n, double postscale, std::int
 
 // --- fold ----------------------------------------------------------------------------------------
 
-// The kernels that define fold, for fold_in_pieces, which exists once for all types.
+// The kernels that fold_in_pieces calls. It gets them as pointers, so fold_in_pieces exists only once for all types.
 struct FoldKernels {
   decltype(ReduceKernels::load) load;
   decltype(ReduceKernels::accumulate) accumulate;
@@ -227,7 +228,7 @@ void fold_in_registers(const Fold& fold, std::size_t begin, std::size_t end, A p
 }
 
 // An allreduce of two ranks folds two contributions into one or two places. For this case sums of floats have loops of their
-// own (combine serves the case without casts and scales).
+// own. (If there are no casts and no factors, and one output, `fold` calls combine instead.)
 template <class T, class A, class Op, bool kFinished>
 void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A factor) {
   if constexpr (std::is_same_v<Op, Sum<A>> && kIsFloat<A>) {
@@ -241,14 +242,16 @@ void fold_unscaled(const Fold& fold, std::size_t begin, std::size_t end, A facto
   fold_in_registers<T, A, Op, false, kFinished, 0, 0>(fold, begin, end, A(1), factor);
 }
 
-// Folds [begin, end), as above, in registers if that is faster, and returns true; otherwise returns false. Scaled integers are
-// not folded in registers: they are rare, and dividing costs more than the extra passes.
+// If fold_in_registers is faster than fold_in_pieces and gives the same NaNs, this calls it for [begin, end) and returns true.
+// Otherwise it only returns false. Scaled integers are not folded in registers: they are rare, and dividing costs more than the
+// extra passes of fold_in_pieces.
 template <class T, class A, class Op>
 bool folded_in_registers(const Fold& fold, std::size_t begin, std::size_t end) {
   if constexpr (kIsFloat<A>) {
     const A before = static_cast<A>(fold.prescale);
     const A after = static_cast<A>(fold.postscale / static_cast<double>(fold.divisor));
-    // AccumulatorBlock::write relies on the NaNs being Op's, not a single input's nor the factor's.
+    // With kOneNan, AccumulatorBlock::write needs NaNs that come from Op. If there is only one input, or the factor is NaN, a
+    // NaN may come from there.
     const bool other_nans = fold.num_in == 1 || after != after;
     if (std::is_same_v<T, BFloat16> && Op::kOneNan && other_nans) return false;
     // With a prescale the result is always multiplied by `after`, even if that is 1. A factor of 1 does not change a result
@@ -323,7 +326,7 @@ consteval void set_integer_row(KernelTable& table, DType dtype) {
   set_row<T, T, W>(table, dtype, dtype, kWide ? dtype : DType::kInt64);
 }
 
-// Complex numbers: pairs of A, real and imaginary parts are added separately.
+// Complex numbers are pairs of A. Real and imaginary parts are added separately.
 template <class A>
 struct Pairs {
   using Op = Sum<A>;

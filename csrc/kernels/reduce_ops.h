@@ -1,7 +1,6 @@
-// The operators of a reduction, for values V that are an accumulator A or a pack of them.
+// The operators of a reduction. They work on values of type V, which is the accumulator type A or a pack of A.
 //
-// Included by reduce_impl.h only, whose rules hold here too. No include guard: each instruction
-// set's file includes it once.
+// Included by reduce_impl.h only, whose rules hold here, too. No include guard: each instruction set's file includes it once.
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -51,8 +50,8 @@ struct Product {
 };
 
 // The hardware's minimum returns the second operand if either operand is NaN, or if both are zeros. In all other cases the
-// minimum is the same in both orders. So this takes the minimum in both orders and combines their bits by "or": NaN | x is a
-// NaN, -0 | +0 is -0, and the result is symmetric.
+// minimum is the same in both orders. So this takes the minimum in both orders and combines the bits of both results by "or":
+// NaN | x is a NaN, -0 | +0 is -0, and the result is symmetric.
 template <class A, class V>
 HVD_INLINE V minimum_of_floats(V a, V b) {
   using Bits = typename BitsOf<A, V>::Type;

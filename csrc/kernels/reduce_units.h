@@ -69,13 +69,13 @@ struct VectorOf {
 template <class A>
 using Pack = typename VectorOf<A, kLanes<A>>::Type;
 
-// What an instruction set adds. Native<float>: read_float16, write_float16, read_uint16 (widens to
-// 32 bits), write_uint16 (narrows); Native<float> and <double>: lesser(a, b) = a < b ? a : b;
-// Native<int64_t>: widen<T>, T an integer of at most 32 bits.
+// Each instruction set defines Native for some types. Native<float>: read_float16, write_float16, read_uint16 (widens to 32
+// bits), write_uint16 (narrows to 16 bits). Native<float> and Native<double>: lesser(a, b) = a < b ? a : b. Native<int64_t>:
+// widen<T>, which reads integers T of at most 32 bits.
 template <class A>
 struct Native;
 
-// The type for wrapping and bitwise arithmetic on V, which is A or Pack<A>.
+// BitsOf<A, V>::Type is the unsigned type for wrapping and bitwise arithmetic on V, which is A or Pack<A>.
 template <std::size_t kBytes>
 using UInt = std::conditional_t<
     kBytes == 1, std::uint8_t,
@@ -92,8 +92,8 @@ struct BitsOf<A, A> {
 
 // --- integers: saturating conversion -------------------------------------------------------------
 
-// Truncates toward zero; out of range gives the nearest limit, NaN gives 0. The upper limits of 64-bit types are no doubles: as
-// a double they are 2^63 or 2^64, the first value that is out of range. So the comparison is >=.
+// Truncates toward zero. A value out of range gives the nearest limit, NaN gives 0. The highest number of a 64-bit type is no
+// double: the cast rounds it to 2^63 or 2^64, the first value that is out of range. So the comparison is >=.
 template <class I>
 HVD_INLINE I saturate(double value) {
   constexpr I kLowest = std::numeric_limits<I>::min();
@@ -103,7 +103,7 @@ HVD_INLINE I saturate(double value) {
   return value == value ? static_cast<I>(value) : I{0};
 }
 
-// A to T; they differ only where an Average of a narrower T was accumulated in int64.
+// Converts A to T. The types differ only for an Average of integers of less than 64 bits, which are accumulated in int64.
 template <class T, class A>
 HVD_INLINE T narrow(A value) {
   if constexpr (std::is_same_v<T, A>) {
@@ -179,8 +179,8 @@ struct Packed {
     }
   }
 
-  // base::to_bfloat16; the upper half of each lane is the result. kOneNan: the lower half of every NaN is 0, as in those of Sum
-  // and Product, so that rounding does not change the upper half.
+  // As base::to_bfloat16; the result is the upper half of each lane. kOneNan: every NaN has a lower half of 0, as the NaN of
+  // Sum and Product has. So rounding does not change the upper half of a NaN.
   template <bool kOneNan, class A>
   HVD_INLINE static auto round_to_bfloat16(Pack<A> value) {
     using Bits = typename BitsOf<A, Pack<A>>::Type;
@@ -195,9 +195,9 @@ struct Packed {
   }
 };
 
-// 256 bytes of accumulators at a time: so many independent additions that the processor need not wait for one, and each pointer
-// is read once for all of them. Any element may be in any lane: of bfloat16, two packs are the even and the odd elements of one
-// register, which takes only a shift and a mask, and no shuffle.
+// 256 bytes of accumulators. Their additions are independent, and so many that the processor need not wait for the end of one.
+// Each pointer is read only once for a block. An element may be in any lane: one register of bfloat16 becomes a pack of its
+// even elements and a pack of its odd elements, which takes only a shift and a mask, and no shuffle.
 template <class A>
 struct AccumulatorBlock {
   static constexpr std::size_t kCount = 256 / sizeof(A);  // elements
@@ -239,7 +239,7 @@ struct AccumulatorBlock {
     }
   }
 
-  // Calls body(pack) for every pack, or body(pack, pack of other).
+  // Calls body(pack) for every pack, or body(pack, the pack of `other` with the same number).
   template <class Body>
   HVD_INLINE void each(Body body) {
 #pragma GCC unroll 8
@@ -254,8 +254,8 @@ struct AccumulatorBlock {
   Pack<A> pack[kPacks];
 };
 
-// The number of elements before the first register boundary of `to`, which holds X; 0 if aligning is impossible, or takes
-// longer than it saves.
+// `to` points to elements of type X. Returns the number of elements before the first one whose address is a multiple of
+// kRegisterBytes; 0 if there is no such element, or if aligning takes longer than it saves.
 template <class X, std::size_t kRegisterBytes>
 HVD_INLINE std::size_t lead_of(const void* to, std::size_t n) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
@@ -264,8 +264,8 @@ HVD_INLINE std::size_t lead_of(const void* to, std::size_t n) {
 }
 
 // Calls body(unit, i) for all n elements in ascending order: for whole registers of A (Packed), and for single elements
-// (Element) before and after them. to: where the body writes X. The single elements before make the stores aligned: a store to
-// two cache lines takes twice as long. A null `to` aligns nothing.
+// (Element) before and after them. to: the address to which the body writes elements of type X. The single elements before the
+// registers make the stores aligned: a store to two cache lines takes twice as long. A null `to` aligns nothing.
 template <class A, class X, class Body>
 HVD_INLINE void for_each(std::size_t n, const void* to, Body body) {
   std::size_t i = 0;

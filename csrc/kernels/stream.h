@@ -11,8 +11,8 @@
 
 namespace hvdlite::kernels {
 
-// Pointers may have any alignment; the two do not overlap. On processors other than x86-64 this is memcpy. Other threads
-// may see the bytes late, even after a later release store: see end_streaming.
+// Pointers may have any alignment; the two buffers do not overlap. On processors other than x86-64 this is memcpy. Other
+// threads may see the bytes late, even after a later release store: see end_streaming.
 void stream_copy(void* out, const void* in, std::size_t bytes);
 
 // The same by ordinary vector stores, which other threads see in order. On processors other than x86-64 this is memcpy.
@@ -20,8 +20,8 @@ void vector_copy(void* out, const void* in, std::size_t bytes);
 
 // memcpy, except in one case: vector_copy for 2 KiB or more, if the offset of `out` in its page is larger than that of `in`, by
 // less than a cache line. This happens between NumPy's large arrays, which begin 16 bytes into a page, and memory that begins
-// with a page. From 2 KiB to some hundred KiB glibc copies with `rep movsb`. In this case the processor assumes that the next
-// read depends on the last write, and the copy takes up to twenty times as long (seen on AMD's Zen 3).
+// with a page. From 2 KiB to some hundred KiB glibc copies with `rep movsb`. With these offsets the processor assumes that the
+// next read depends on the last write, and the copy takes up to twenty times as long (seen on AMD's Zen 3).
 inline void plain_copy(void* out, const void* in, std::size_t bytes) {
   constexpr std::uintptr_t kPage = 4096, kLine = base::kCacheLine;
   constexpr std::size_t kSmall = 2048;  // below every threshold of glibc's for that instruction
@@ -34,7 +34,7 @@ inline void plain_copy(void* out, const void* in, std::size_t bytes) {
   }
 }
 
-// A copy past the caches, or through them.
+// A copy past the caches if `streaming`, and through the caches otherwise.
 inline void copy(void* out, const void* in, std::size_t bytes, bool streaming) {
   if (streaming) {
     stream_copy(out, in, bytes);
@@ -43,7 +43,7 @@ inline void copy(void* out, const void* in, std::size_t bytes, bool streaming) {
   }
 }
 
-// Makes this thread's streamed data visible before its later stores.
+// Makes all data that this thread has streamed visible to other threads before this thread's later stores.
 void end_streaming();
 
 }  // namespace hvdlite::kernels
