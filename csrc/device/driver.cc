@@ -36,7 +36,7 @@ const char* remedy_of(cuda::Result result) {
     case cuda::kStubLibrary:
       return "this is the toolkit's stub, not a driver; take its folder out of LD_LIBRARY_PATH";
     case cuda::kNotInitialized:
-      return "a process forked from one that used CUDA cannot use it; start it by spawn";
+      return "a process forked from one that used CUDA cannot use CUDA; start the process by spawn";
     case cuda::kSystemNotReady:
       return "on machines with NVSwitch the service nvidia-fabricmanager must run";
     case cuda::kDriverMismatch:

@@ -120,7 +120,7 @@ std::optional<std::string> KernelCache::find(const std::string& name, std::uint6
     }
   }
   log_.write(base::LogLevel::kWarning, "device",
-             "compiled again: " + path + " is damaged or belongs to another user");
+             "compiled again: " + path + " is damaged, or another user could have written it");
   return std::nullopt;
 }
 
