@@ -15,7 +15,7 @@ namespace hvdlite::tensorflow {
 
 // Does this TensorFlow have that function?
 bool has_gpu_streams();
-// Checks at each step that the data can be what is expected. Returns null if not.
+// The stream of the op's GPU. Checks at each step that the data can be what is expected; if they cannot, returns null.
 void* checked_gpu_stream_of(TF_OpKernelContext* context);
 // The same without checks, after the self-test has passed. The context must be of a kernel on a GPU.
 void* gpu_stream_of(TF_OpKernelContext* context);
