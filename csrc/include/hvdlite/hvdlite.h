@@ -178,10 +178,10 @@ typedef struct hvdlite_submission {
    * Deadlock detection considers the calling thread only while it waits for operations: after the task it may idle in its pool
    * for ever. The flag has no effect if `then` is set. */
   int32_t pool_thread;
-  /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread calls it, or
-   * a thread that waits, pauses the engine or shuts it down: at any time after *work was written, perhaps before hvdlite_submit
-   * returns. It may submit, wait and release. Keep it short: its thread makes no progress while it runs. It is not called if
-   * the submission fails. */
+  /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread calls the
+   * function, or a thread that waits, pauses the engine or shuts the engine down: at any time after *work was written, perhaps
+   * before hvdlite_submit returns. The function may submit, wait and release. Keep it short: the thread that calls it drives no
+   * operations meanwhile. It is not called if the submission fails. */
   hvdlite_done_fn then;
   void* then_data;
 } hvdlite_submission;
@@ -271,9 +271,9 @@ HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission*
                                int64_t* work);
 /* Sets *done to 1 if all operations of the work have ended, with or without a failure, and otherwise to 0. */
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t work, int* done);
-/* Waits up to timeout_s seconds for all operations of all these works, and drives progress; *done is 0 after a timeout. When
- * they have ended, it returns the code of the first operation that failed. HVDLITE_E_ABORTED with *done 0: the engine has shut
- * down before they have ended. */
+/* Waits up to timeout_s seconds for all operations of all these works, and drives progress. When all have ended, sets *done to
+ * 1 and returns the code of the first operation that failed. After a timeout sets *done to 0. If the engine shuts down before
+ * all have ended, returns HVDLITE_E_ABORTED and leaves *done as it was; so set *done to 0 before the call. */
 HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count,
                              double timeout_s, int* done);
 /* For a work that has ended: fills `results`, which has room for `capacity` of them, in the order of the submission. *count is
