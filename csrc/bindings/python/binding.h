@@ -61,7 +61,7 @@ nb::object make_error(int code, const std::string& message);
 // Raises the error that a function of the C ABI reported on this thread, if it failed.
 void check(int code);
 
-// The same for a call that may block, and runs without the GIL.
+// The same for a call that may block; the call runs without the GIL.
 template <typename Call>
 void check_without_gil(Call call) {
   int code = HVDLITE_OK;

@@ -1,5 +1,5 @@
 // The life of the Python engine, and the life of operations: one submission, one wait, and works that were dropped in flight.
-// All other methods are in engine_module.cc.
+// Calls with plain tensors are in plain_calls.cc, and all other methods in engine_module.cc.
 
 #include "engine.h"
 

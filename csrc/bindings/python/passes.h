@@ -48,7 +48,7 @@ class Passes {
   // --- the hooks of one gradient; after() is called only in the current task ---
   static Before before(Gradient& gradient, Found found, bool holds_reduced);
   After after(Gradient& gradient);
-  // The user has reset it. Zeros in the place of an unreduced gradient are reduced like a gradient.
+  // The user has reset the gradient. Zeros in the place of an unreduced gradient are reduced like a gradient.
   static void forget(Gradient& gradient, bool zeros_are_left);
 
   // --- tasks and passes; for a hook in another task than the last hook, PassDriver calls these in order, up to enter() ---

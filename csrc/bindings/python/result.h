@@ -1,4 +1,4 @@
-// The result of an ended operation, copied out of the engine so that its handle can be released at once.
+// The result of an ended operation, copied out of the engine so that the work can be released at once.
 // Thread: with the GIL held. Owns: the output; on the host it shares the output with callers that have asked for it. Blocks:
 // no. Throws: ValueError for output that lies in other memory than the caller asks for; the classes of hvdlite.errors.
 #pragma once

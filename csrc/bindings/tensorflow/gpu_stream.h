@@ -5,8 +5,9 @@
 // OpKernelContext::eigen_device<Eigen::GpuDevice>(), which every build exports. This file looks the function up by its symbol,
 // so it need not know the layout of the context. The function returns Eigen's GpuDevice, whose first member points to a
 // StreamInterface. Its first virtual function after the two of the destructor returns a reference to the stream. TensorFlow and
-// Eigen do not promise this layout. So its use is opt-in, and hvdlite/tensorflow/library.py runs the op HvdliteStreamSelfTest
-// (self_test.cc) on each GPU before any collective relies on it.
+// Eigen do not promise this layout. So hvdlite uses the layout only if the knob tensorflow_gpu_streams is on, and
+// hvdlite/tensorflow/library.py runs the op HvdliteStreamSelfTest (self_test.cc) on each GPU before any collective relies on
+// the layout.
 #pragma once
 
 #include "tf_api.h"

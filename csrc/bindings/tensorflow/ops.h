@@ -17,8 +17,8 @@ void register_outcome();
 
 // Two ops that test assumptions about this TensorFlow.
 //
-// HvdliteSelfTest: may kernels end after their compute has returned (done_callback.h)? If they may, it gives 1 from another
-// thread after its compute has returned; otherwise it gives 0.
+// HvdliteSelfTest: may kernels end after their compute has returned (done_callback.h)? If they may, the op gives 1 from another
+// thread after its compute has returned; otherwise the op gives 0.
 //
 // HvdliteStreamSelfTest, on GPUs: is the stream found for a GPU the one in which TensorFlow works (gpu_stream.h)? It finds the
 // stream, and reads a number in GPU memory in the order of this stream. The caller knows that TensorFlow's work will set the
