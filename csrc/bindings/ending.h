@@ -6,8 +6,8 @@
 
 namespace hvdlite {
 
-// Is the memory free after an operation that ended with this code? After any other failure the transport may still write to it,
-// and the binding must keep it for ever.
+// May a binding free the memory of an operation that has ended with this code? If not, the transport may still write to the
+// memory, and the binding must keep the memory for ever.
 constexpr bool memory_is_free(int code) {
   return code == HVDLITE_OK || code == HVDLITE_E_INVALID_ARGUMENT || code == HVDLITE_E_MISMATCH ||
          code == HVDLITE_E_UNSUPPORTED || code == HVDLITE_E_TIMEOUT;

@@ -34,7 +34,7 @@ inline void require(bool condition, std::string_view text) {
   if (!condition) throw base::Error(base::ErrorCode::kInvalidArgument, std::string(text));
 }
 
-// The engine behind a handle. Throws Error(InvalidArgument) for null; an engine that has shut down is no error here.
+// The Engine of an hvdlite_engine. Throws Error(InvalidArgument) for null, but not for an engine that has shut down.
 inline Engine& alive(hvdlite_engine* handle) {
   require(handle != nullptr && handle->engine, "no engine");
   return *handle->engine;

@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 char* moved(void* base, std::int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
-// Two events that record the time. (Those of a Gpu do not.)
+// Two events that record the time. (Events of class Gpu record none.)
 class Stopwatch {
  public:
   explicit Stopwatch(const hvdlite_fusion& fusion)

@@ -173,9 +173,9 @@ hvdlite_result result_of(const Completion& completion) {
   return result;
 }
 
-// Called before GPU memory that was lent to a caller is freed. The pool knows hvdlite's operations on the memory. It does not
-// know the user's work on it, which is ordered with the legacy default stream; so the memory is free after an event in that
-// stream.
+// Called before GPU memory that was lent to a caller is freed. The pool of buffers knows what hvdlite does with the memory, but
+// not what the user does with it. The user's work is ordered with the legacy default stream, so the memory is free after an
+// event in that stream.
 void take_back(hvdlite_block& block) noexcept {
   if (!block.gpu->in_own_process()) return block.gpu_memory.abandon();
   try {

@@ -21,9 +21,9 @@ namespace {
 using xla::CallStatus;
 using xla::CollectiveCall;
 
-// A handler states a version of XLA's FFI. Up to jaxlib 0.8.1 it must equal XLA's own version, which is 0.1 in all these
-// releases; they do not report it. Later releases report their version, and accept an older one. The parts that hvdlite uses
-// exist since the first version.
+// A handler states for which version of XLA's FFI it was made. In jaxlib up to 0.8.1 the stated version must equal XLA's own
+// version, which is always 0.1, and which XLA does not report. Later releases of jaxlib report XLA's version, and accept a
+// handler that states an older one. The parts that hvdlite uses exist since the first version.
 constexpr int kUnreportedVersion = 1;
 constexpr int kNewestKnownVersion = 3;
 
@@ -36,7 +36,7 @@ ffi::Error* error_of(const ffi::Api* api, const CallStatus& outcome) {
 
 CallStatus bug(const std::string& what) { return {HVDLITE_E_INTERNAL, "hvdlite error 9: " + what}; }
 
-// Answers XLA's question for the version at registration. Returns whether it was that question.
+// At registration XLA calls a handler to ask for its version. If this call is that question, answers it and returns true.
 bool answered_metadata(const ffi::CallFrame* frame) {
   for (ffi::Extension* next = frame->extension; next != nullptr; next = next->next) {
     if (next->type != ffi::kMetadata) continue;
@@ -86,7 +86,8 @@ CallStatus submit(const ffi::CallFrame* frame, CollectiveCall& call) {
     }
     call.place(index, input->data, output->data);
   }
-  // Python's thread need not wait for a program of JAX, so a thread of XLA may submit what other ranks lack at any time.
+  // Python's thread need not wait until a program of JAX ends. So even while Python's thread waits for something else, a thread
+  // of XLA may submit an operation for which other ranks wait, and deadlock detection must consider XLA's thread at any time.
   return call.submit(/*pool_thread=*/false);
 }
 
@@ -111,7 +112,8 @@ ffi::Error* finish_elsewhere(ffi::CallFrame* frame, std::shared_ptr<CollectiveCa
     return error;
   }
   frame->future = create.future;
-  // Includes how the processor treats denormal numbers. XLA's program must continue with the same settings on all ranks.
+  // The environment says, among other things, how the processor treats denormal numbers. XLA's program must continue with the
+  // same settings on all ranks.
   std::fenv_t environment;
   std::fegetenv(&environment);
   const auto finish = [api, environment, future = create.future, call] {
@@ -142,13 +144,13 @@ ffi::Error* handle(ffi::CallFrame* frame, WaitingThread thread) {
 
 }  // namespace hvdlite::jax
 
-// A program may have any number of these. They need futures, which jaxlib has since 0.4.38; older versions accept no future.
+// For programs with any number of collectives. This handler needs futures; versions of jaxlib before 0.4.38 have none.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective(
     hvdlite::jax::ffi::CallFrame* frame) noexcept {
   return hvdlite::jax::handle(frame, hvdlite::jax::WaitingThread::kSpawned);
 }
 
-// For the only collective of a program, and for versions without futures.
+// For the only collective of a program, and for versions of jaxlib without futures.
 extern "C" HVDLITE_API hvdlite::jax::ffi::Error* hvdlite_jax_collective_alone(
     hvdlite::jax::ffi::CallFrame* frame) noexcept {
   return hvdlite::jax::handle(frame, hvdlite::jax::WaitingThread::kCaller);

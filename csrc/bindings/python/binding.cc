@@ -5,7 +5,7 @@ namespace hvdlite::python {
 namespace {
 
 constexpr const char* kModule = "hvdlite._engine";
-// The module holds the classes, not a C++ global, so that they end with the interpreter that made them.
+// The classes are in the module, and not in a C++ global, so that they end with the interpreter that made them.
 constexpr const char* kClasses = "_error_classes";
 
 nb::object class_of(int code) {

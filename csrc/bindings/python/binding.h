@@ -1,5 +1,5 @@
-// The common part of the files of the Python module `_engine`: one register function for each concept, raising errors, and
-// making types with CPython's own interface.
+// The common part of the files of the Python module `_engine`: one register function for each concept, functions that raise
+// errors, and templates for types that are made with CPython's own interface.
 // Thread: with the GIL held. Owns: nothing. Blocks: check_without_gil(), as its call does. Throws: nb::python_error.
 #pragma once
 
@@ -40,15 +40,16 @@ inline nb::object checked(PyObject* made) {
 // The levels of hvdlite_log(), as in hvdlite_config.
 inline constexpr int kWarningLevel = 3, kErrorLevel = 4;
 
-// A str of Python as the engine's text. Bytes that are no UTF-8, which Python keeps in a str as surrogates (PEP 383; in paths
-// and in messages about them), are these bytes again. If there is any other surrogate, all become question marks.
+// A str of Python as the engine's text. In paths, and in messages about paths, Python keeps a byte that is no UTF-8 as a
+// surrogate (PEP 383); such a surrogate becomes the same byte again. If the str has any other surrogate, all its surrogates
+// become question marks.
 struct Utf8 {
   std::string bytes;
   const char* c_str() const { return bytes.c_str(); }
 };
 
-// Text of the engine as a str. Bytes that are no UTF-8 (in a host name, a path) are replaced, so that they do not hide the
-// error.
+// Text of the engine as a str. Bytes that are no UTF-8 (in a host name, a path) are replaced: a UnicodeDecodeError would hide
+// the error that the text describes.
 nb::str text(const char* utf8);
 
 // An instance of the class installed for an error code, with exactly this message.
@@ -60,7 +61,7 @@ nb::object make_error(int code, const std::string& message);
 // Raises the error that a function of the C ABI reported on this thread, if it failed.
 void check(int code);
 
-// The same for a call that may block, and runs without the GIL.
+// The same for a call that may block; the call runs without the GIL.
 template <typename Call>
 void check_without_gil(Call call) {
   int code = HVDLITE_OK;
@@ -74,7 +75,7 @@ void check_without_gil(Call call) {
 // --- types made with CPython's own interface, for objects of which there are many: nanobind's types take more memory, and
 // their members are properties and not slots ---
 
-// The tp_dealloc of a type whose tp_clear is kRelease. (tp_clear may keep some references that kRelease drops.)
+// The tp_dealloc of a type. kRelease drops all references of an object. (The type's tp_clear may keep some of them.)
 template <int (*kRelease)(PyObject*)>
 void free_object(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);

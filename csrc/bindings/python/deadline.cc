@@ -1,5 +1,6 @@
-// Logs a line if a call of MPI that cannot be interrupted does not return in time, and may end this process. In exit handlers
-// Python starts no thread that could watch such a call, and MPI_Init_thread keeps Python's GIL; this thread is C++'s.
+// Watches a call of MPI that cannot be interrupted. If the call does not return in time, logs a line, and ends this process if
+// `ends` is true. A thread of C++ watches the call: in exit handlers Python starts no thread, and during MPI_Init_thread no
+// other thread gets Python's GIL.
 #include <pthread.h>
 #include <unistd.h>
 

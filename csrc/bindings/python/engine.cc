@@ -1,5 +1,5 @@
 // The life of the Python engine, and the life of operations: one submission, one wait, and works that were dropped in flight.
-// All other methods are in engine_module.cc.
+// Calls with plain tensors are in plain_calls.cc, and all other methods in engine_module.cc.
 
 #include "engine.h"
 
@@ -43,7 +43,7 @@ Engine::~Engine() {
   // In a forked child the engine's thread does not exist, and the engine belongs to the parent's job.
   if (getpid() != creator_) return;
   nb::gil_scoped_release release;
-  // Here, and not where the last reference to the engine is dropped.
+  // Shut down now. Otherwise whoever drops the last reference to the engine would shut it down, perhaps much later.
   hvdlite_engine_shutdown(engine_);
   hvdlite_engine_destroy(engine_);
 }
@@ -138,8 +138,8 @@ WaitResult Engine::wait_in_slices(const std::int64_t* works, std::size_t count, 
     }
     if (outcome.code != HVDLITE_OK) outcome.message = hvdlite_last_error();
     outcome.ended = done != 0;
-    // Signals are handled at the end of a wait, too. Otherwise a handler would raise between the wait and the next step, and
-    // the outcome would be lost.
+    // Signals are handled at the end of a wait, too. If a handler raises here, the works are unchanged, and the caller may wait
+    // again. If it raised only in the caller, the outcome would be lost.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (outcome.ended || outcome.code != HVDLITE_OK) return outcome;
     if (limit < kNoLimit) {
@@ -166,9 +166,9 @@ bool Engine::wait_many(nb::handle works, nb::list outcomes, nb::handle streams) 
   return take_contributors(natives, outcomes);
 }
 
-// Submits an operation and waits for it. `output` and `input` hold its memory. Only if something goes wrong does the operation
-// become a Python object: a Work, which keeps the memory while it is in flight or for ever. Returns its number, which the
-// caller releases.
+// Submits an operation and waits for it. `output` and `input` hold its memory. Returns the number of the operation's work,
+// which the caller releases. If something goes wrong, the operation becomes a Python object: a Work, which keeps the memory
+// while the operation is in flight, or for ever.
 std::int64_t Engine::run(const hvdlite_submission& what, nb::handle input, nb::handle output) {
   const std::int64_t number = start(what);
   const auto as_work = [&] {

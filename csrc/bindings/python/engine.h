@@ -24,7 +24,8 @@ namespace hvdlite::python {
 // No limit to the seconds of a wait.
 inline constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
-// How a wait ended. It has the error's text, because Python code runs before the error is raised.
+// How a wait ended. It keeps the error's text: Python code that runs before the error is raised may change
+// hvdlite_last_error().
 struct WaitResult {
   int code = HVDLITE_OK;
   std::string message;
@@ -41,20 +42,23 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Submits requests. Returns the work that is then in flight: `work`, or a new one (for None) that keeps the memory. Without
-  // requests the work is not in flight. Throws ValueError if `work` was submitted before. If it throws, nothing was submitted.
+  // Submits requests as one work, which is then in flight, and returns it: `work`, or, if that is None, a new work that keeps
+  // the memory. If there are no requests, the work is returned but nothing is submitted. Throws ValueError if `work` was
+  // submitted before. If the function throws, nothing was submitted.
   nb::object submit(nb::handle requests, nb::handle memory, bool wake, nb::handle work);
   std::int64_t prepare(nb::handle requests);
-  // The same for a prepared group, with these addresses of its tensors. absent: a flag for each tensor; null: this rank has all
-  // of them. streams: the memory is ready in the order of the first, and is reused in the order of all.
+  // Submits a prepared group whose tensors have these addresses, and returns the work. absent: for each tensor, does this rank
+  // lack it? Null: it lacks none. streams: the memory is ready in the order of the first stream, and is reused in the order of
+  // all streams.
   nb::object submit_prepared(std::int64_t group, std::span<const std::int64_t> pointers,
                              const bool* absent, bool wake, nb::handle streams, nb::handle memory,
                              double weight, bool notice);
   void release_prepared(std::int64_t group);
   bool wait_many(nb::handle works, nb::list outcomes, nb::handle streams);
 
-  // Enables calls with plain tensors (plain_calls.cc). plain_of: gives the Plain of a value's type. work_type: a class derived
-  // from Work; None: asynchronous calls are not made. Call it while no such call runs.
+  // Enables calls with plain tensors (plain_calls.cc). plain_of(value): the Plain (hvdlite/backends/base.py) of the value's
+  // type, or None. work_type: a class derived from Work; None: asynchronous calls return None. Call connect() while no call
+  // with plain tensors runs.
   void connect(nb::handle plain_of, nb::handle work_type);
   nb::object allreduce(nb::handle tensor, nb::handle average, nb::handle name, nb::handle op,
                        nb::handle prescale, nb::handle postscale, nb::handle process_set,
@@ -69,7 +73,7 @@ class Engine {
                        nb::handle prescale, nb::handle postscale, nb::handle process_set);
   nb::object message(int kind, nb::handle tensor, nb::handle peer, nb::handle tag, nb::handle name,
                      nb::handle process_set, bool blocking);
-  // Posts several together. operations: tuples of five, as hvdlite.point_to_point.P2POp.
+  // Submits several messages together. operations: tuples with the five items of a hvdlite.point_to_point.P2POp.
   nb::object messages(const std::vector<int>& kinds, nb::handle operations, nb::handle process_set);
 
   // For Work. Waits in slices until all operations of these works have ended. Between slices Python handles signals; throws

@@ -69,7 +69,7 @@ nb::list as_list(const std::vector<Value>& values) {
   return nb::borrow<nb::list>(list);
 }
 
-// Reads a list of unknown length: asks again, with as much room as it had, until the list fits.
+// Reads a list of unknown length: asks again, with room for as many values as the list has had, until the list fits.
 template <typename Call>
 std::vector<std::int32_t> list_of(Call call) {
   std::vector<std::int32_t> values;
@@ -79,7 +79,7 @@ std::vector<std::int32_t> list_of(Call call) {
   }
 }
 
-// Calls a function of the C ABI that has no other argument, without the GIL.
+// Calls a function of the C ABI whose only argument is the engine, without the GIL.
 template <int (*kFunction)(hvdlite_engine*)>
 void run_without_gil(Engine& engine) {
   check_without_gil([&] { return kFunction(engine.get()); });

@@ -77,7 +77,7 @@ namespace {
 constexpr std::size_t kLine = 64;  // the processor reads memory in pieces of this many bytes
 
 // Addresses of memory that will be read soon, so that the processor can prefetch it. If the memory at an address has been
-// freed, the prefetch is useless but harmless. 0: nothing to prefetch.
+// freed, the prefetch is useless but harmless. If count is 0, there is nothing to prefetch.
 struct FetchAhead {
   static constexpr int kMost = 20;
   int count;

@@ -25,7 +25,7 @@ struct GradientState : Gradient {
   void forget();
   // Moves a fresh gradient to its place, once.
   void move_in();
-  // Counts .grad as this rank's own gradient, even if a user has put it there.
+  // From now on .grad counts as this rank's unreduced gradient, even if the user has put it there.
   void claim();
 
   int traverse(visitproc visit, void* arg) const;

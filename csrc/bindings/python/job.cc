@@ -1,4 +1,4 @@
-// A job without an engine as a Python object.
+// The processes of a job while there is no engine, as a Python object.
 
 #include <sys/types.h>
 #include <unistd.h>

@@ -17,8 +17,8 @@ struct LastStep {
 nb::object new_step(nb::handle output, nb::handle input, nb::handle mark_written);
 // Is it a step, or a tuple that begins with one?
 bool is_last_steps(PyObject* memory);
-// The output of a step, or the list of outputs of a tuple of steps. First calls their mark_written. The operations must have
-// ended.
+// The output of a step, or the list of outputs of a tuple of steps. First calls the mark_written of the steps. The operations
+// must have ended.
 nb::object outputs_of(PyObject* steps);
 
 }  // namespace hvdlite::python

@@ -99,7 +99,7 @@ class Sent {
   }
 
   // The numbers of items, from `first` on, that failed or whose results have to be copied to their gradients. Marks the others
-  // as filled, except those for which no rank had a gradient. outcomes: from Engine.wait_many; none if Ctrl-C came before the
+  // as filled, except those for which no rank had a gradient. outcomes: from Engine.wait_many; empty if Ctrl-C came before the
   // submission.
   nb::list to_store(std::size_t first, const nb::list& outcomes) const {
     nb::list places;
@@ -145,12 +145,12 @@ class Sent {
   std::unique_ptr<bool[]> absent_;
 };
 
-// Finds the addresses of a bucket's gradients, or lets torch make the memory to send for them.
+// Finds the addresses of a bucket's gradients. For a gradient that cannot be reduced in place, lets torch make memory to send.
 class Gatherer {
  public:
-  // gradients and forms: of the members, in order. A form is a WireForm; this class reads how the gradient is reduced in place.
-  // type, plain: the tensors' type, and its Plain or None. strided: torch's layout. wire_of(gradient, form, grad): makes memory
-  // to send for a gradient, or for a missing one, and the context for decoding.
+  // gradients and forms: of the members, in order. A form is a WireForm; this class reads from it what a gradient must be like
+  // to be reduced in place. type, plain: the tensors' type, and its Plain or None. strided: torch's layout. wire_of(gradient,
+  // form, grad): makes memory to send for a gradient, or for a missing one, and the context for decoding.
   Gatherer(const nb::list& gradients, const nb::list& forms, nb::handle type, nb::handle plain,
            nb::object strided, nb::object wire_of)
       : strided_(std::move(strided)), wire_of_(std::move(wire_of)) {
@@ -214,13 +214,13 @@ class Gatherer {
     }
     const bool fits = attribute(grad, gather_names->dtype).is(member.dtype_in_place) &&
                       attribute(grad, gather_names->layout).is(strided_) &&
-                      // The user may have moved the parameter since.
+                      // The user may have moved the parameter since the form was made.
                       attribute(grad, gather_names->device).equal(member.device) &&
                       lies_right(member, grad) &&
                       answer(grad, gather_names->is_neg).ptr() == Py_False;
     if (!fits) return {};
     const auto address = nb::cast<std::int64_t>(answer(grad, gather_names->data_ptr));
-    // Its storage was freed: encode() refuses it.
+    // The gradient's storage was freed: WireForm.encode() refuses the gradient.
     if (address == 0 && nb::cast<std::int64_t>(answer(grad, gather_names->numel)) > 0) return {};
     return address;
   }

@@ -79,7 +79,7 @@ void PassDriver::before(GradientState& gradient) {
   gradient.fresh = true;
 }
 
-// If Ctrl-C raises before the gradient is counted, backward has still added to it.
+// Backward has added to the gradient. So even if Ctrl-C raises before the gradient is counted, the gradient is dirty.
 void PassDriver::after(GradientState& gradient) {
   const Locked locked(lock);
   const long long stamp = gradient.stamp;

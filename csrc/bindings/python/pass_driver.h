@@ -1,8 +1,8 @@
 // Carries out what Passes decides, for the gradients of one optimizer: the type from which hvdlite.torch derives Reducer.
-// Thread: with the GIL held. If parameters are on several devices, autograd calls their hooks from a thread for each, and a
-// lock that Python sets serializes them. Owns: references to the plan's buckets and others, as any Python object does. Blocks:
-// where the methods of Reducer do. Throws: nb::python_error, as raised by them. Ctrl-C raises only in the Python code that it
-// calls; settle() later does what was left undone.
+// Thread: with the GIL held. If parameters are on several devices, autograd calls their hooks from one thread for each device,
+// and a lock that Python sets serializes the hooks. Owns: references to the plan's buckets and others, as any Python object
+// does. Blocks: where the methods of Reducer do. Throws: nb::python_error, as raised by those methods. Ctrl-C raises only in
+// Python code that this class calls; settle() later does what was left undone.
 #pragma once
 
 #include "binding.h"
@@ -13,7 +13,8 @@ namespace hvdlite::python {
 
 class PassDriver : public Passes {
  public:
-  // current_task(): the number of the graph task that this thread runs. is_nested(leaving): does it run inside another one?
+  // Two functions of hvdlite/torch/passes.py. current_task(): the number of the graph task that this thread runs.
+  // is_nested(leaving): does that task run inside another task? leaving: is a task that ran inside that task being destroyed?
   PassDriver(nb::object current_task, nb::object is_nested);
 
   // --- hooks: called by autograd, for each parameter in each pass ---
@@ -22,13 +23,13 @@ class PassDriver : public Passes {
   // Backward has added to it.
   void after(GradientState& gradient);
 
-  // --- the end of a task, as EndOfTask in hvdlite/torch/passes.py tells it; stamp: of the pass in which it began to wait ---
-  // The pass is over. backward() returns after this has.
+  // --- the end of a task, which EndOfTask in hvdlite/torch/passes.py reports; stamp: the number of the task's pass ---
+  // The pass is over. backward() returns only after this function.
   void task_ended(long long stamp);
   // A nested task is over. The task around it is current now, and its end has to be noticed as well.
   void task_left(long long stamp);
-  // Backward raised, or nothing will report its end. Other ranks may wait for this rank's part, so it is sent at once. Does not
-  // wait for the results; but without a plan it first plans with the other ranks.
+  // Backward raised, or nothing will report its end. Other ranks may wait for this rank's gradients, so launches the rest at
+  // once. Does not wait for the results. If there is no plan, first plans with the other ranks, and waits for them.
   void task_lost(long long stamp);
 
   // Reduces all unreduced gradients of this rank, and waits for launched buckets.

@@ -59,8 +59,8 @@ void Passes::begin() {
 
 void Passes::enter(Task task, bool nested) {
   if (nested) {
-    // A parameter that is used inside and outside of a checkpoint gets its gradient in parts. Launch its bucket when all parts
-    // have come.
+    // A parameter that is used inside and outside of a torch.utils.checkpoint gets its gradient in parts. Its bucket is
+    // launched at the end of the pass, when all parts have come.
     ever_nested_ = true;
     eager_ = false;
   }
@@ -83,7 +83,8 @@ void Passes::rest_is_launched() {
   ++turn_;
 }
 
-// If Ctrl-C comes, settle() launches the rest under the same name.
+// If Ctrl-C comes before additions_are_launched(), settle() launches the buckets that are left, under the names of the same
+// turn.
 void Passes::begin_additions() {
   unsettled_ = true;
   ++stamp_;

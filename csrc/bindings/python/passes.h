@@ -1,13 +1,14 @@
-// Decides what backward passes do to the gradients of one optimizer: which buckets are launched and when, and what is still
-// owed.
+// Decides what backward passes do to the gradients of one optimizer: which buckets are launched and when, and which launches
+// are still owed.
 // Thread: one at a time. Owns: the counts of the buckets. Blocks: never. Throws: std::bad_alloc.
 //
 // A pure machine, without Python, a framework or the engine. PassDriver reports events to it and carries out its answers. It
-// can be copied. A pass is one backward with the backwards nested in it; each of these is a task.
+// can be copied. A pass is one backward with the backwards nested in it; each of these backwards is a task.
 //
-//   before() a gradient is added to, after() it --> kForget, kHoldReduced; kCounted, kComplete: launch the bucket
+//   backward will add to a gradient: before() ----> kForget, kHoldReduced
+//   backward has added to it: after() ------------> kCounted; kComplete: launch the bucket
 //   the end of a task: is_of(), finish() ---------> owes(): launch the rest, launched() for each, rest_is_launched()
-//   all results are stored: settled() ------------> added_later(): launch the dirty ones once more
+//   all results are stored: settled() ------------> added_later(): launch the buckets with dirty gradients once more
 #pragma once
 
 #include <cstddef>
@@ -44,13 +45,13 @@ class Passes {
   // What has happened to the gradient's bucket.
   enum class After { kNothing, kCounted, kComplete };
 
-  // --- the hooks of one gradient; after() only in the current task ---
+  // --- the hooks of one gradient; after() is called only in the current task ---
   static Before before(Gradient& gradient, Found found, bool holds_reduced);
   After after(Gradient& gradient);
-  // The user has reset it. Zeros in the place of an unreduced gradient are reduced like a gradient.
+  // The user has reset the gradient. Zeros in the place of an unreduced gradient are reduced like a gradient.
   static void forget(Gradient& gradient, bool zeros_are_left);
 
-  // --- tasks and passes, in the order in which a hook of another task asks ---
+  // --- tasks and passes; for a hook in another task than the last hook, PassDriver calls these in order, up to enter() ---
   bool is_current(Task task) const { return task == task_; }
   // Does this task of the pass continue after a nested one? Then it becomes the current task.
   bool goes_on(Task task);
@@ -63,7 +64,8 @@ class Passes {
   void enter(Task task, bool nested);
   // Is this the number of the running pass?
   bool is_of(long long stamp) const { return running_ && stamp == stamp_; }
-  // No more hooks follow. From now on the launch of the rest is owed until it is done, even if something raises meanwhile.
+  // The pass is over: no more hooks follow. If the pass is to be reduced, the launch of the buckets that it has not launched is
+  // owed from now on until it is done, even if something raises in between.
   void finish();
 
   // --- the reduction ---
@@ -72,13 +74,13 @@ class Passes {
   void begin_by_hand() { ++stamp_; }
   bool is_launched(int bucket) const { return at(bucket).launched == stamp_; }
   void launched(int bucket) { at(bucket).launched = stamp_; }
-  // May any rank have any gradient, although this rank has none and the parameter is frozen?
+  // May another rank have a gradient even of a parameter that is frozen now and has no gradient on this rank?
   bool may_be_anywhere() const { return local_gradients_ || given_up_; }
   void rest_is_launched();
   void settled() { unsettled_ = false; }
   // What is owed or in flight will never be done.
   void abandon();
-  // Was something added to a gradient after its launch? Then a pass of its own sends it.
+  // Was something added to a gradient after its launch? Then one more pass, without a backward, sends the addition.
   bool added_later() const { return added_later_; }
   void begin_additions();
   void additions_are_launched();

@@ -55,7 +55,8 @@ bool read_allreduce(hvdlite_request& request, nb::handle average, nb::handle op,
          read_set(process_set, request.process_set);
 }
 
-// Makes a name from `kind` and the argument. None gives none. The engine's names end at the first NUL character.
+// Makes a name from `kind` and the argument; for None there is no name. Returns false for what is no str, and for a text that
+// the engine cannot take as a name (name_in).
 bool read_name(nb::handle from, const char* kind, std::string& to) {
   if (from.is_none()) return true;
   const char* text = PyUnicode_CheckExact(from.ptr()) ? name_in(from.ptr()) : nullptr;
@@ -142,7 +143,7 @@ bool Engine::read_memory(hvdlite_request& request, Operands& operands, nb::handl
   return true;
 }
 
-// What is left to do at the end. A message that was sent gives None.
+// What is left to do when the operation has ended. The output of a send is None.
 nb::object Engine::step_of(const hvdlite_request& request, const Operands& operands,
                            nb::handle input, bool in_place) {
   if (request.kind == HVDLITE_SEND) return new_step(Py_None, input, Py_None);

@@ -68,7 +68,7 @@ int dtype_of(nb::dlpack::dtype type, const char* table, std::size_t table_size) 
 }
 
 bool is_aligned(const void* data, std::size_t item_bytes) {
-  // Complex numbers: at least to their parts.
+  // No element needs a larger alignment than a double: complex numbers need only that of their parts.
   const std::size_t unit = std::min(item_bytes, sizeof(double));
   return unit > 0 && reinterpret_cast<std::uintptr_t>(data) % unit == 0;
 }
@@ -121,8 +121,9 @@ bool PlainType::in_special_mode() const {
   return value != PyTuple_GET_ITEM(mode, 2);
 }
 
-// A framework adopts a tensor faster than it makes one; for the result of a tiny allreduce that was the most expensive step.
-// DLPack's description, the shape and the memory are one block. memory: the elements, if they are elsewhere.
+// A framework adopts a tensor faster than it makes one: to make the result was the most expensive step of a tiny allreduce.
+// DLPack's description, the shape and the elements lie in one allocation. memory: null, or the block that has the elements
+// instead; the tensor takes the block over.
 nb::object PlainType::adopted(std::span<const std::int64_t> shape, nb::dlpack::dtype dtype,
                               std::size_t bytes, hvdlite_block* memory) const {
   const std::size_t header = sizeof(ManagedTensor) + shape.size_bytes();

@@ -24,8 +24,8 @@ std::int32_t append(nb::handle sequence, std::vector<std::int64_t>& integers) {
   return static_cast<std::int32_t>(count);
 }
 
-// These conversions leave no Python error behind when they fail. That of a text throws InvalidArgumentError for a name that the
-// engine cannot have.
+// If one of these conversions fails, it returns false and leaves no Python error behind. But the conversion of a text throws
+// InvalidArgumentError if the text cannot be a name of the engine.
 bool convert(PyObject* from, std::int32_t& to) {
   if (!PyLong_CheckExact(from)) return nb::try_cast(nb::handle(from), to);
   int overflow = 0;
@@ -42,7 +42,7 @@ bool convert(PyObject* from, double& to) {
   return true;
 }
 
-// None is no text.
+// None becomes null, which is no text.
 bool convert(PyObject* from, const char*& to) {
   if (from == Py_None) {
     to = nullptr;

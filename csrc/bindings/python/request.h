@@ -10,15 +10,15 @@
 
 namespace hvdlite::python {
 
-// A str as the name of an operation; it belongs to the str. Null, without a Python error, if it has a null character or a
-// surrogate, and so is no text for the engine.
+// The UTF-8 text of a str, for the name of an operation; the text is valid while the str lives. Null, without a Python error,
+// if the str has a null character or a surrogate: the engine's texts have neither.
 const char* name_in(PyObject* text);
 
 // The integers of any Python sequence.
 std::vector<std::int64_t> integers_of(nb::handle sequence);
 
 // Requests made from a sequence of tuples with the items of hvdlite.requests.Request. Trailing items may be missing; their
-// defaults are the same. A pointer may also be an object with the buffer protocol. The tuples must outlive this object.
+// defaults are those of Request. A pointer may also be an object with the buffer protocol. The tuples must outlive this object.
 class Requests {
  public:
   explicit Requests(nb::handle sequence);

@@ -1,4 +1,4 @@
-// The result of an ended operation, copied out of the engine so that its handle can be released at once.
+// The result of an ended operation, copied out of the engine so that the work can be released at once.
 // Thread: with the GIL held. Owns: the output; on the host it shares the output with callers that have asked for it. Blocks:
 // no. Throws: ValueError for output that lies in other memory than the caller asks for; the classes of hvdlite.errors.
 #pragma once
@@ -13,10 +13,10 @@ namespace hvdlite::python {
 struct BlockDeleter {
   void operator()(hvdlite_block* block) const { hvdlite_block_free(block); }
 };
-// Memory of the engine for a result. Its destructor gives it back.
+// Memory of the engine for a result. The destructor gives the memory back.
 using OwnedBlock = std::unique_ptr<hvdlite_block, BlockDeleter>;
 
-// Such memory on the host. It exports Python's buffer protocol.
+// Memory of the engine for a result, on the host. It exports Python's buffer protocol.
 struct OwnedBytes {
   OwnedBlock block;
   std::size_t size = 0;
@@ -28,7 +28,7 @@ nb::object as_memoryview(OwnedBytes bytes);
 // A tuple of Python's integers.
 nb::tuple as_tuple(const std::vector<std::int64_t>& values);
 
-// Such memory on a GPU.
+// Memory of the engine for a result, on a GPU.
 struct GpuMemory {
   OwnedBlock block;
   std::size_t size = 0;

@@ -1,9 +1,9 @@
-// Logs a rank's last operations, or its state without an engine, when SIGTERM ends it. A launcher ends a job like this after a
-// rank has died. Python would run a handler of its own only between two of its instructions; this one works while the program
-// computes.
+// Logs a rank's last operations, or its state without an engine, when SIGTERM ends it. A launcher sends SIGTERM to all ranks
+// after a rank has died. Python would run a handler that is written in Python only between two of Python's instructions; the
+// handler in this file also runs while native code computes.
 //
-// A signal handler may do almost nothing. So it wakes a thread, waits for it for at most kPatienceMs, and lets the process end
-// as it would have. The handler is installed only if there is no other one.
+// A signal handler may do almost nothing. So this handler wakes a thread, waits for the thread for at most kPatienceMs, and
+// lets the process end as it would have ended without the handler. The handler is installed only if there is no other one.
 #include <pthread.h>
 #include <semaphore.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@
 namespace hvdlite::python {
 namespace {
 
-// The number of ended operations that it logs if none is in flight.
+// The number of ended operations that are logged if no operation is in flight.
 constexpr std::int64_t kEndedInLog = 3;
 // A launcher sends SIGKILL later; Open MPI after a second.
 constexpr int kPatienceMs = 500;

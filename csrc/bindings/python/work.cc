@@ -125,7 +125,7 @@ nb::object outputs(nb::handle self, double limit) {
     if (work->failed != 0) return nb::borrow(Py_NotImplemented);
     release(*work);
   }
-  // The results of a failure were taken; there are no outputs.
+  // results() was called before, as Handle does after a failure: there are no outputs.
   if (work->results != nullptr) return nb::borrow(Py_NotImplemented);
   return outputs_of(steps.ptr());
 }

@@ -27,7 +27,7 @@ struct Work {
     kReleased,  // the results were taken or dropped
   };
 
-  // Python's classes see these members; Handle describes its own. A null object reads as None.
+  // Python's classes see some of these members, which hvdlite/_engine.pyi and Handle describe. A null object reads as None.
   PyObject_HEAD PyObject* engine;
   PyObject* memory;   // keeps the tensors
   PyObject* streams;  // the CUDA streams in whose order memory on a GPU is reused; null: none
@@ -42,7 +42,7 @@ struct Work {
   char failed;  // it has ended, and one of its operations failed
 };
 
-// A new work of this type, or of Work itself for a null handle. It keeps this memory.
+// A new work of this type, or of Work itself if `type` is null. The work keeps this memory.
 nb::object new_work(nb::handle type, nb::object memory, bool grouped);
 // Throws TypeError if this is no class derived from Work.
 void check_work_type(nb::handle type);

@@ -106,7 +106,7 @@ bool KernelCall::describe(KernelRequests& requests) {
   return status.ok();
 }
 
-// All tensors of an op are on one GPU. A tensor without bytes has no address to tell the GPU from.
+// All tensors of an op are on one GPU. The address of any tensor that has bytes tells which GPU.
 void KernelCall::place_on_gpu(KernelRequests& requests, TF_Status* status) {
   const hvdlite_request* begin = requests.data();
   const hvdlite_request* end = begin + tensors_.size();
@@ -211,8 +211,8 @@ void KernelCall::give_output(std::size_t index, const hvdlite_result& result, TF
   give_integers(context_, 1, &count, 1, rows.data(), status);
 }
 
-// TensorFlow takes over the engine's output without a copy. GPU memory is copied: TensorFlow frees GPU memory as soon as its
-// last use is enqueued, and only its own allocator handles that.
+// In host memory TensorFlow takes over the engine's output without a copy. In GPU memory the output is copied: TensorFlow frees
+// a tensor on a GPU as soon as the tensor's last use is enqueued, and only TensorFlow's own allocator is made for that.
 void KernelCall::give_rows(std::size_t index, const hvdlite_result& result, TF_Status* status) {
   const int place = static_cast<int>(index);
   hvdlite_block* block = hvdlite_result_take_block(engine_, work_, index);

@@ -2,8 +2,9 @@
 // Thread: the kernel's compute makes and starts it; a thread that drives the engine ends an asynchronous one. Owns: references
 // to its tensors and to the engine, from start to end. Blocks: only run(). Throws: std::bad_alloc.
 //
-// In GPU memory it begins in the order of TensorFlow's stream. It ends when the GPU has its work and TensorFlow's stream is
-// ordered after that. TensorFlow uses the result, and reuses the input's memory, in this stream.
+// If its tensors are in GPU memory, an execution begins in the order of TensorFlow's stream. It ends when its copies and
+// kernels are enqueued and TensorFlow's stream is ordered after them. TensorFlow uses the result, and reuses the input's
+// memory, in this stream.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,7 @@ class KernelCall {
   DoneCallback done_;
   hvdlite_engine* engine_;
   void* stream_ = nullptr;  // TensorFlow's, if the tensors are in GPU memory
-  // The transport may still write to the tensors, so they are never freed.
+  // True: the transport may still write to the tensors, so they are never freed.
   bool memory_in_use_ = false;
   TF_Tensor* splits_ = nullptr;
   std::vector<TensorPair> tensors_;

@@ -3,10 +3,11 @@
 // TensorFlow schedules what comes next. Throws: nothing.
 //
 // TensorFlow passes compute the address of a std::function<void()> that is destroyed when compute returns, and the C API has no
-// function that keeps it. So this class moves its content out. This depends on the layout of libstdc++'s std::function: 16
-// bytes of storage, the manager, the invoker. The layout is written out here instead of using std::function, because
-// TensorFlow's C++ library may differ from the one that this file is compiled with. take_checked() first checks that the
-// content can be a std::function, and self_test.cc tests it before any collective relies on it.
+// function that keeps it. So this class moves the function's content out. This depends on the layout of libstdc++'s
+// std::function: 16 bytes of storage, the manager, the invoker. The layout is written out here instead of using std::function,
+// because TensorFlow's C++ library may differ from the one that this file is compiled with. take_checked() first checks that
+// the content can be a std::function. Before any collective relies on the layout, the self-test (self_test.cc) calls a callback
+// that take_checked() has moved.
 #pragma once
 
 #include <optional>

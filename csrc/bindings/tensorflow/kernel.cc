@@ -48,9 +48,10 @@ bool is_counter(std::string_view part) {
   return part.starts_with('_') && part.find_first_not_of("0123456789", 1) == part.npos;
 }
 
-// The place of the call of the function that contains the op, if TensorFlow has inlined the function, such as
-// "StatefulPartitionedCall_1". A function that is called twice has the same op, with the same name, twice in flight. Components
-// such as "_12" are left out: TensorFlow counts them through the process, and ranks need not agree on them.
+// If TensorFlow has inlined the function that contains the op: the path of the function's call in the graph, such as
+// "StatefulPartitionedCall_1". If a function is called twice, the same op may be in flight twice, with the same tensor_name.
+// Components of the path such as "_12" are left out: their numbers come from one counter of the process, and may differ between
+// ranks.
 std::string call_of(std::string_view node) {
   constexpr std::string_view kCall = "PartitionedCall";
   const std::size_t last = node.rfind(kCall);

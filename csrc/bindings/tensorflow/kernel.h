@@ -29,7 +29,8 @@ class Kernel {
   // One request for each tensor. They lack the shape and the addresses, and on a GPU the GPU and the stream.
   const std::vector<hvdlite_request>& requests() const { return requests_; }
   bool has_splits() const { return has_splits_; }
-  // Does compute wait for the end? In eager mode TensorFlow waits there anyway, and a waiting thread makes progress itself.
+  // Does compute wait for the end? In eager mode TensorFlow waits for the op anyway, and a thread that waits in compute drives
+  // the engine itself.
   bool blocks() const { return blocks_; }
   // The names for this iteration of a loop, in the order of the kernel's names: of the tensors, and then of the group.
   std::vector<std::string> names_in_iteration(std::int64_t iteration) const;

@@ -56,7 +56,7 @@ class OpDefinition {
   std::vector<Argument> arguments_;  // inputs and outputs
 };
 
-// For all ops enrolled so far. gpu_memory: kernels that can work in GPU memory do so.
+// Registers the GPU kernels of all ops enrolled so far. gpu_memory: kernels that can work in GPU memory do so.
 void enroll_gpu_kernels(bool gpu_memory);
 
 }  // namespace hvdlite::tensorflow

@@ -12,7 +12,7 @@
 namespace hvdlite::tensorflow {
 namespace {
 
-// The bytes of an input; empty if `status` has an error then.
+// The bytes of an input. If there is an error, `status` has it, and there are no bytes.
 std::string bytes_of_input(TF_OpKernelContext* context, int index, std::size_t element,
                            TF_Status* status) {
   TF_Tensor* input = nullptr;

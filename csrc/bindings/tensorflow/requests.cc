@@ -40,7 +40,7 @@ void KernelRequests::set_splits(const TF_Tensor* tensor) {
   }
   requests_[0].splits = splits_.data();
   requests_[0].num_splits = static_cast<std::int32_t>(count);
-  // The engine sees only the rows within the splits. It checks the splits itself.
+  // The engine gets only the rows that the splits cover. It refuses negative splits itself.
   std::int64_t sum = 0;
   for (const std::int64_t rows : splits_) {
     if (rows < 0) return;

@@ -24,8 +24,8 @@ using XlaStatus = std::optional<std::string>;
 using CustomCall = void(void** outputs, const void** inputs, const char* config, std::size_t size,
                         XlaStatus* status);
 
-// A program's calls pass a number from one to the next, so that XLA runs them in the order in which they were traced. That
-// order is the same on all ranks, so no rank waits for another rank's later call.
+// The calls of an XLA program pass a number from one to the next, so that XLA runs them in the order in which they were traced.
+// That order is the same on all ranks, so no rank waits for another rank's later call.
 void hand_on(const void* input, void* output) { std::memcpy(output, input, sizeof(std::int32_t)); }
 
 void collective(void** outputs, const void** inputs, const char* config, std::size_t size,
@@ -36,7 +36,7 @@ void collective(void** outputs, const void** inputs, const char* config, std::si
   if (!outcome.failed()) {
     if (call.is_weighted()) call.weigh(*static_cast<const double*>(inputs[call.size()]));
     for (std::size_t i = 0; i < call.size(); ++i) call.place(i, inputs[i], outputs[i]);
-    // TensorFlow runs a program in any thread of its pool, while the program's thread waits for the end.
+    // TensorFlow runs a compiled XLA program in any thread of its pool, while a thread of the user's program waits for the end.
     outcome = call.submit(/*pool_thread=*/true);
   }
   if (!outcome.failed()) outcome = call.finish();
@@ -47,7 +47,7 @@ void collective(void** outputs, const void** inputs, const char* config, std::si
   hand_on(inputs[last], outputs[call.size()]);
 }
 
-// Swaps two numbers. Fails with its configuration as the text, if that is not empty.
+// If its configuration is empty, swaps two numbers. Otherwise fails, with the configuration as the text.
 void self_test(void** outputs, const void** inputs, const char* config, std::size_t size,
                XlaStatus* status) {
   if (size > 0) {

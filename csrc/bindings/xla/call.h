@@ -1,4 +1,5 @@
-// One call of an XLA program: groups of allreduces and broadcasts, described by text and submitted together.
+// One call that a compiled XLA program makes to hvdlite: groups of allreduces and broadcasts, described by text and submitted
+// together.
 // Thread: one at a time, with or without an interpreter's lock. Owns: a reference to the engine. Blocks: finish only. Throws:
 // nothing; a CallStatus reports errors.
 #pragma once
@@ -44,7 +45,7 @@ class CollectiveCall {
   // pool_thread: as in hvdlite_submission.
   CallStatus submit(bool pool_thread);
   // Waits for all submitted operations; call it once, after submit() has succeeded. Returns the first failure, if any.
-  // Afterwards none is in flight.
+  // Afterwards no operation is in flight.
   CallStatus finish();
 
  private:

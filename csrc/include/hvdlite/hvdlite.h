@@ -1,8 +1,8 @@
 /* hvdlite's native engine behind a plain C ABI: the only header that a binding may include.
  *
  * Every function that returns int gives an HVDLITE_E_* code (0 is success), except hvdlite_abi_version().
- * hvdlite_last_error() gives the text of the last failure on the calling thread; the text is valid until the next failure
- * there. Tensors are passed as pointers, shapes and dtype codes, and no type of a framework is used.
+ * hvdlite_last_error() gives the text of the last failure on the calling thread; the text is valid until the next failure on
+ * this thread. Tensors are passed as pointers, shapes and dtype codes, and no type of a framework is used.
  * (The file has over 400 lines, because a C ABI is best read in one place.) */
 #ifndef HVDLITE_HVDLITE_H_
 #define HVDLITE_HVDLITE_H_
@@ -55,7 +55,7 @@ enum {
   HVDLITE_MAX = 4,
   HVDLITE_PRODUCT = 5
 };
-/* Dtypes have the numbers of hvdlite/dtypes.py. */
+/* The bits of hvdlite_request.flags. (Dtypes have no enum: their codes are the numbers of hvdlite/dtypes.py.) */
 enum {
   HVDLITE_FLAG_ABSENT =
       1, /* allreduce: this rank has no value: it contributes the identity, but takes the result */
@@ -87,7 +87,7 @@ typedef struct hvdlite_job hvdlite_job;
 typedef struct hvdlite_block hvdlite_block; /* memory for a result */
 
 /* The knobs that the engine reads, one field for each line of knobs.inc. hvdlite_config_init fills in the defaults. A text that
- * is null counts as its default, and so do all knobs if a function gets null in place of the config. */
+ * is null counts as the knob's default. If a function gets null in place of the config, all knobs have their defaults. */
 typedef struct hvdlite_config {
   /* sizeof(hvdlite_config), as the caller was compiled. An engine refuses a size that is not the library's own. */
   size_t struct_size;
@@ -117,26 +117,26 @@ typedef struct hvdlite_request {
   int32_t op;
   /* broadcast: the root's global rank. send: the receiver's global rank. recv: the sender's global rank, or HVDLITE_ANY.
    * add_process_set: 1 if only the new set's members ask. join: 1 if an Average must not count this rank. allgather: 1 if it
-   * runs without the ranks that have joined, for any value of horovod_rules. */
+   * may run without the ranks that have joined, even if the knob horovod_rules forbids that. */
   int32_t root;
   int32_t process_set; /* id */
   int32_t device;
-  /* How the elements lie in memory. 0: row-major. From 1 << 30 on: row-major, and the elements are of a dtype that the engine
-   * does not know; the value is a hash of its name (hvdlite/dtypes.py). The engine only checks that all ranks have the same
-   * value. */
+  /* How the elements lie in memory. 0: row-major. 1 << 30 and more: row-major, with a dtype that the engine does not know; the
+   * number is a hash of the dtype's name (hvdlite/dtypes.py). Other numbers are codes of other layouts
+   * (hvdlite/backends/base.py). The engine only checks that all ranks have the same number. */
   int32_t layout;
   int32_t flags;
   /* null or "": the engine names the request by its number among the unnamed requests of its kind on its set. All unnamed
-   * requests of one call have the same kind and set, and their group is null or "". They form one group if group_size is their
-   * number. Requests of prepared groups need a name. */
+   * requests of one call must have the same set, and the same kind or the kinds send and recv. Their group must be null or "".
+   * If group_size is the number of the call's requests, they form one group. Requests of prepared groups need a name. */
   const char* name;
   int32_t ndim;
   const int64_t* shape;
   const void* input; /* may be null with HVDLITE_FLAG_ABSENT or for zero bytes */
   /* allreduce, broadcast, recv: memory of the input's size, or the input itself. allgather, reducescatter of host memory: null,
-   * or memory for equal parts of all ranks. This memory gets the result if the parts are equal; it may overlap the input only
-   * where the result has the same bytes as the input. In all other cases: null. The engine allocates the result if output is
-   * null, or if the parts are not equal. */
+   * or memory of the size that the result has if the parts of all ranks are equal. If they are equal, this memory gets the
+   * result; it may overlap the input only where the result has the same bytes as the input. If output is null or the parts are
+   * not equal, the engine allocates the result. Other operations, and allgather and reducescatter of GPU memory: null. */
   void* output;
   double prescale, postscale;
   /* "" or a label. The members of a group are negotiated and fused together, in the order of group_index. */
@@ -148,8 +148,8 @@ typedef struct hvdlite_request {
   const int64_t* splits;
   /* On a GPU: the CUDA stream in whose order the input is ready, and the output may be written. */
   void* stream;
-  /* The id of the open arena in which the input lies, which must also be the output; 0: none. Only for allreduces with Sum or
-   * Average. */
+  /* The id of the open arena in which the input lies; 0: none. The input must also be the output. Only for allreduces with Sum
+   * or Average. */
   int64_t arena;
   /* send, recv: a number from 0 on; recv: or HVDLITE_ANY. Only the two ranks ask for the operation. Sends and receives match in
    * the order of their submission. */
@@ -174,14 +174,14 @@ typedef struct hvdlite_submission {
   int32_t notice; /* bool; of a group of weighted requests: as HVDLITE_FLAG_NOTICE of each */
   /* 0: the caller is about to wait, so the engine's thread need not be woken. It has no effect if `then` is set. */
   int32_t wake;
-  /* bool; the calling thread belongs to a framework's pool, and a thread of the program waits until it has finished. Deadlock
-   * detection considers it only while it waits: afterwards it may idle in its pool for ever. It has no effect if `then` is
-   * set. */
+  /* bool; the calling thread belongs to a framework's pool, and runs a task for whose end a thread of the program waits.
+   * Deadlock detection considers the calling thread only while it waits for operations: after the task it may idle in its pool
+   * for ever. The flag has no effect if `then` is set. */
   int32_t pool_thread;
-  /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread calls it, or
-   * a thread that waits, pauses the engine or shuts it down: at any time after *work was written, perhaps before hvdlite_submit
-   * returns. It may submit, wait and release. Keep it short: its thread makes no progress while it runs. It is not called if
-   * the submission fails. */
+  /* Null, or a function that is called once with `then_data` when all operations have ended. The engine's thread calls the
+   * function, or a thread that waits, pauses the engine or shuts the engine down: at any time after *work was written, perhaps
+   * before hvdlite_submit returns. The function may submit, wait and release. Keep it short: the thread that calls it drives no
+   * operations meanwhile. It is not called if the submission fails. */
   hvdlite_done_fn then;
   void* then_data;
 } hvdlite_submission;
@@ -207,14 +207,14 @@ HVDLITE_API int hvdlite_abi_version(void);
 HVDLITE_API const char* hvdlite_version(void);
 HVDLITE_API const char* hvdlite_last_error(void);
 HVDLITE_API const char* hvdlite_dtype_name(int dtype); /* "float32"; null after the last code */
-/* struct_size: sizeof(hvdlite_config). If the library has another one, only struct_size is set. */
+/* struct_size: sizeof(hvdlite_config). If the library's config has another size, only the field struct_size is set. */
 HVDLITE_API void hvdlite_config_init(hvdlite_config* config, size_t struct_size);
 
 /* Engines. hvdlite_engine_create_mpi is collective over the communicator at comm_address (the address of an MPI_Comm);
- * shim_path is the library compiled for that MPI. An empty path or null fabric is an invalid argument. takes_comm: 0: the
- * engine sends its messages on a duplicate of the communicator. Otherwise it uses the communicator itself; then only one engine
- * and one job may ever send messages on it. hvdlite frees neither. hosts: the number of each rank's emulated host; null: one
- * host for all. */
+ * shim_path is the library compiled for the communicator's MPI. An empty path or null fabric is an invalid argument.
+ * takes_comm: 0: the engine sends its messages on a duplicate of the communicator. Otherwise it uses the communicator itself;
+ * then only one engine and one job may ever send messages on it. hvdlite frees neither the communicator nor the duplicate.
+ * hosts: the number of each rank's emulated host; null: one host for all. */
 HVDLITE_API int hvdlite_fabric_create(int size, const int32_t* hosts, hvdlite_fabric** out);
 HVDLITE_API void hvdlite_fabric_destroy(hvdlite_fabric* fabric);
 HVDLITE_API int hvdlite_fabric_kill(hvdlite_fabric* fabric, int rank);
@@ -225,11 +225,11 @@ HVDLITE_API int hvdlite_engine_create_mpi(const char* shim_path, const void* com
                                           hvdlite_engine** out);
 /* The processes of a job while there is no engine: in init() before the engine is made, and from its shutdown to the end of
  * MPI. hvdlite_job_open is collective over the communicator (takes_comm: as for an engine), but does not wait. Call
- * hvdlite_job_wait after it, and after each hvdlite_job_gather. A wait fails if another process fails meanwhile. Call no other
- * function before the first wait has ended. Only one thread may wait at a time.
+ * hvdlite_job_wait after it, and after each hvdlite_job_gather. A wait fails if another process fails meanwhile. Before the
+ * first wait has ended, call no other function of the job. Only one thread may wait at a time.
  *   wait         waits for at most this many seconds; *done is 1 when all processes have sent their part
- *   set_limits   in seconds, 0 for none. patience: for processes that are stopped or silent, and in a bounded gather for all
- *                processes. silence: of another host
+ *   set_limits   in seconds; 0: no limit. patience: how long to wait for processes that are stopped or silent, and in a bounded
+ *                gather for any process. silence: how long another host may send no message
  *   gather       begins an allgather of bytes, which `wait` ends; hvdlite_job_value then gives the bytes of a rank, until the
  *                next gather
  *   tell         tells the waiting processes why this process ends
@@ -248,8 +248,8 @@ HVDLITE_API void hvdlite_job_close(hvdlite_job* job);
 HVDLITE_API void hvdlite_job_destroy(hvdlite_job* job);
 
 /* Waits until the operations that all ranks have agreed on have ended, or no data have moved for the linger time (the knob
- * failure_linger). Then no thread of the engine calls MPI until hvdlite_engine_resume, which the same thread must call. Do not
- * pause after the beginning of a shutdown. */
+ * failure_linger). From this function's return to hvdlite_engine_resume no thread of the engine calls MPI. The thread that
+ * pauses must also resume. Do not pause after the beginning of a shutdown. */
 HVDLITE_API int hvdlite_engine_pause(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_engine_resume(hvdlite_engine* engine);
 /* Leaves the job: waits as hvdlite_engine_pause does, says goodbye to the other ranks, ends the operations that are left
@@ -258,10 +258,11 @@ HVDLITE_API int hvdlite_engine_shutdown(hvdlite_engine* engine);
 /* Releases a reference, from hvdlite_engine_create_* or hvdlite_current_engine. Releasing the last reference frees the engine,
  * and shuts it down if it still runs. Does nothing for null and in a forked child. */
 HVDLITE_API void hvdlite_engine_destroy(hvdlite_engine* engine);
-/* The engine of this process, for kernels that a framework calls without an engine; null, with the text for the user as last
- * error, if there is none or it has shut down. The caller must release the reference. */
+/* The engine of this process, for kernels that a framework calls without an engine. If there is no engine, or it has shut down:
+ * null, and hvdlite_last_error() gives a text for the user. The caller must release the reference. */
 HVDLITE_API hvdlite_engine* hvdlite_current_engine(void);
-/* Takes a reference of its own, which a shutdown of the engine or the next call releases. Null: there is no engine. */
+/* Sets the engine of this process; null: there is none. Takes a reference of its own, which a shutdown of the engine or the
+ * next call of this function releases. */
 HVDLITE_API void hvdlite_set_current_engine(hvdlite_engine* engine);
 HVDLITE_API int hvdlite_engine_topology(const hvdlite_engine* engine, hvdlite_topology* out);
 
@@ -270,9 +271,9 @@ HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission*
                                int64_t* work);
 /* Sets *done to 1 if all operations of the work have ended, with or without a failure, and otherwise to 0. */
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t work, int* done);
-/* Waits up to timeout_s seconds for all operations of all these works, and drives progress; *done is 0 after a timeout. When
- * they have ended, it returns the code of the first operation that failed. HVDLITE_E_ABORTED with *done 0: the engine has shut
- * down before they have ended. */
+/* Waits up to timeout_s seconds for all operations of all these works, and drives progress. When all have ended, sets *done to
+ * 1 and returns the code of the first operation that failed. After a timeout sets *done to 0. If the engine shuts down before
+ * all have ended, returns HVDLITE_E_ABORTED and leaves *done as it was; so set *done to 0 before the call. */
 HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count,
                              double timeout_s, int* done);
 /* For a work that has ended: fills `results`, which has room for `capacity` of them, in the order of the submission. *count is
@@ -286,10 +287,10 @@ HVDLITE_API hvdlite_block* hvdlite_result_take_block(hvdlite_engine* engine, int
 /* Releases a work that has ended. Call it once for each work. */
 HVDLITE_API int hvdlite_release(hvdlite_engine* engine, int64_t work);
 
-/* GPU memory. An operation on GPU memory is done when the GPU has its work, in a stream of the engine. All users of the result
- * must come after this work. hvdlite_order orders the later work of `stream` after it, without waiting. Call it for every work
- * with GPU memory, when the work is done and before it is released: for the stream that uses the results, and for the stream in
- * whose order the memory will be reused. For host memory it does nothing. */
+/* GPU memory. An operation on GPU memory has ended when its copies and kernels are enqueued in a stream of the engine. Whatever
+ * uses the result must come after them. hvdlite_order makes `stream` wait for them; the calling thread does not wait. Call it
+ * for every work with GPU memory, between the end of its operations and hvdlite_release: for the stream that uses the results,
+ * and for the stream in whose order the memory will be reused. For host memory it does nothing. */
 HVDLITE_API int hvdlite_order(hvdlite_engine* engine, int64_t work, void* stream);
 
 /* Prepared groups: allreduces in place that are submitted together many times. hvdlite_prepare checks them once and gives an
@@ -309,8 +310,9 @@ HVDLITE_API int32_t hvdlite_block_device(const hvdlite_block* block); /* a GPU's
 /* For a result in GPU memory (hvdlite_result_take_block): copies the first `bytes` bytes to `to`, in the order of `stream`. The
  * block may be freed as soon as this returns. */
 HVDLITE_API int hvdlite_block_copy(hvdlite_block* block, void* to, size_t bytes, void* stream);
-/* Memory on a GPU, usable in the order of `stream`. After hvdlite_block_free the engine reuses it, in the order of the legacy
- * default stream: after the work that this stream, and all streams without CU_STREAM_NON_BLOCKING, have at that time. */
+/* Memory on a GPU, usable in the order of `stream`. After hvdlite_block_free the engine reuses the memory in the order of the
+ * legacy default stream: after all that is enqueued, at the time of hvdlite_block_free, in the legacy default stream and in
+ * streams without CU_STREAM_NON_BLOCKING. */
 HVDLITE_API int hvdlite_gpu_block_create(hvdlite_engine* engine, int32_t gpu, size_t bytes,
                                          void* stream, hvdlite_block** out);
 /* The GPU in whose memory an address lies; -1: host memory. For null (a tensor of no bytes): the GPU that matches this rank's
@@ -318,7 +320,8 @@ HVDLITE_API int hvdlite_gpu_block_create(hvdlite_engine* engine, int32_t gpu, si
 HVDLITE_API int hvdlite_gpu_of_address(hvdlite_engine* engine, const void* address, int32_t* gpu);
 
 /* The GPU support of this process. The arguments list the candidates for each library, as the fields of hvdlite_config do.
- * *version: 13000 for CUDA 13.0, 22703 for NCCL 2.27.3. HVDLITE_E_UNSUPPORTED, with the reason, if there is none. */
+ * *version: 13000 for CUDA 13.0, 22703 for NCCL 2.27.3. HVDLITE_E_UNSUPPORTED: there is no library that the engine can use, or
+ * no GPU; the error's text has the reason. */
 HVDLITE_API int hvdlite_cuda_version(const char* cuda_library, int32_t* version, int32_t* gpus);
 HVDLITE_API int hvdlite_nccl_version(const char* nccl_library, int32_t* version);
 
@@ -327,8 +330,8 @@ HVDLITE_API int hvdlite_nccl_version(const char* nccl_library, int32_t* version)
 HVDLITE_API int hvdlite_gpu_read(const char* cuda_library, const void* from, void* to, size_t bytes,
                                  void* stream, int* busy);
 
-/* Process sets. Copies the ranks of a set, or the ids of all sets, to an array with room for `capacity` numbers; *count is
- * their number. */
+/* Process sets. Copies the ranks of a set, or the ids of all sets, to an array with room for `capacity` numbers. *count is the
+ * number of ranks or ids, even if the array has room for fewer. */
 HVDLITE_API int hvdlite_process_set_ranks(hvdlite_engine* engine, int32_t id, int32_t* ranks,
                                           int32_t capacity, int32_t* count);
 HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, int32_t capacity,
@@ -338,9 +341,9 @@ HVDLITE_API int hvdlite_process_set_ids(hvdlite_engine* engine, int32_t* ids, in
  * reduced in place. To make an arena, each member creates its part. The callers exchange the parts' addresses
  * (HVDLITE_ARENA_ADDRESS_BYTES opaque bytes each), and each member opens all of them, in the order of the set's ranks. If all
  * members could open them, requests may name the arena by its id, which is the same on all members; if one member could not,
- * all close the arena. Call hide when all members have tried to open the parts. If one rank's request does not name the arena,
- * or names another place in it, the tensor is reduced as if no rank named an arena. A part outlives close and its engine;
- * destroy frees it. Call destroy only when no operation uses the part. */
+ * all close the arena. Call hide, which removes the part's name from the file system, when all members have tried to open the
+ * parts. If one rank's request does not name the arena, or names another place in it, the tensor is reduced as if no rank named
+ * an arena. A part outlives close and its engine; destroy frees it. Call destroy only when no operation uses the part. */
 #define HVDLITE_ARENA_ADDRESS_BYTES 192
 typedef struct hvdlite_arena hvdlite_arena;
 /* kind: memfd or shm. */
@@ -365,9 +368,10 @@ HVDLITE_API uint64_t hvdlite_digest(const void* memory, int64_t bytes);
  * failure that this rank knows, "" if there is none; the text is valid until this thread calls it again. */
 HVDLITE_API int hvdlite_publish_failure(hvdlite_engine* engine, const char* cause);
 HVDLITE_API const char* hvdlite_failure_cause(hvdlite_engine* engine);
-/* A text with one line for each operation of this rank that has not ended; if there are none, for each of the last `ended`
- * operations. If the text leaves operations out, its last line names a file in flight_recorder_folder that has all. A negative
- * `ended` gives all recorded operations, without a file. Free the text with hvdlite_free. Null if there was no memory. */
+/* A text with one line for each operation of this rank that has not ended; if there are none, one line for each of the last
+ * operations that have ended, at most `ended` lines. If the text leaves operations out, its last line names a file in
+ * flight_recorder_folder that has all. A negative `ended` gives all recorded operations, without a file. Free the text with
+ * hvdlite_free. Null if there was no memory. */
 HVDLITE_API char* hvdlite_flight_record(hvdlite_engine* engine, int64_t ended);
 HVDLITE_API void hvdlite_free(void* text);
 /* Logs a warning or an error of this rank in the engine's format: one line with the time, by one write(2). Any thread may call
@@ -382,8 +386,8 @@ typedef struct hvdlite_counters {
 #undef HVDLITE_COUNTER
 } hvdlite_counters;
 HVDLITE_API int hvdlite_get_counters(hvdlite_engine* engine, hvdlite_counters* out);
-/* For each of the `count` ranks of the job: how many operations this rank was the last to ask for, and the nanoseconds for
- * which the calling rank waited for it. */
+/* For each rank of the job (`count` ranks): how many operations that rank was the last to ask for, and for how many nanoseconds
+ * the calling rank waited for that rank. */
 HVDLITE_API int hvdlite_get_lateness(hvdlite_engine* engine, int64_t* operations,
                                      int64_t* nanoseconds, int32_t count);
 
