@@ -52,9 +52,9 @@
 // With a codec the exchange is allreduce_coded, so only messages between hosts are coded, and slices begin and end with blocks
 // of the codec. A round has more elements with a codec, so that its messages between hosts have as many bytes as without one.
 //
-// All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
-// copied to the others. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits
-// do not depend on the layout if the hosts' sums, too, are added in the order of the hosts (adds_in_order). They are with up to
+// All ranks get the same bits because the exchange gives the owners of a slice on all hosts the same bits, and the other ranks
+// copy these. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits do not
+// depend on the layout if the hosts' sums, too, are added in the order of the hosts (adds_in_order). They are with up to
 // kFewHosts hosts, and with more hosts if Tuning::deterministic is set. The bits do depend on which ranks share a host.
 //
 // Source: for the parts, Thakur, Rabenseifner and Gropp (see allreduce_direct.cc). Reducing inside hosts first is in Jia et

@@ -32,8 +32,8 @@
 // later at the earliest, and the fill of that later tile waits until all ranks are done with the first tile.
 //
 // A large result that is not in place is written past the caches (Tuning::streaming_bytes): its lines are not in the caches,
-// and an ordinary store would load them only to overwrite them. A rank then writes its own slice into the buffer first, and
-// copies it from there to the output, unless the buffer itself is written past the caches (tile_stores.h).
+// and an ordinary store would load them only to overwrite them. In this case a rank writes its own slice into the buffer first,
+// and copies it from there to the output, unless the buffer itself is written past the caches (tile_stores.h).
 //
 // Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p drain) S =
 // (5 - 1/p) S; if all results are open, (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S. A rank also waits twice for the slowest

@@ -18,8 +18,8 @@ template <typename Args>
 struct Algorithm {
   std::string_view name;  // "ring"
   std::unique_ptr<Collective> (*make)(Comm comm, Args args, const Tuning& tuning);
-  // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (A ring's do
-  // not, from 3 ranks on.)
+  // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (Those of a ring do not, from 3 ranks
+  // on.)
   bool layout_independent = true;
   // Does it take buffers of many parts, and null outputs (AllreduceArgs)?
   bool scattered = false;

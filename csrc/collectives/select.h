@@ -1,5 +1,5 @@
-// Chooses the algorithm for an operation, from its size, the ranks and their hosts, and the knobs. All ranks choose the same,
-// because these are equal on all ranks.
+// Chooses the algorithm for an operation, from its size, the ranks and their hosts, and the knobs. All ranks choose the same
+// algorithm, because these facts are equal on all ranks.
 // Thread: any for the choices; start_... as algorithms.h says. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a
 // forced name that does not exist, Error(Unsupported) for one that cannot run on this Comm, and what the algorithm throws.
 #pragma once
