@@ -1,5 +1,5 @@
 // Dissemination barrier: in step k every rank sends a message to the rank 2^k places to its right. The message says that its
-// sender has arrived, and that all ranks have arrived from which news has reached the sender.
+// sender has arrived, and that every rank has arrived whose arrival the sender already knows of.
 //
 // What moves where, four ranks (in braces: whose arrival a rank knows of afterwards):
 //
