@@ -53,9 +53,9 @@
 // of the codec. A round has more elements with a codec, so that its messages between hosts have as many bytes as without one.
 //
 // All ranks get the same bits because the exchange gives the owners of a slice on all hosts the same bits, and the other ranks
-// copy these. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits do not
-// depend on the layout if the hosts' sums, too, are added in the order of the hosts (adds_in_order). They are with up to
-// kFewHosts hosts, and with more hosts if Tuning::deterministic is set. The bits do depend on which ranks share a host.
+// copy these bits. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits do not
+// depend on the layout if the hosts' sums, too, are added in the order of the hosts (adds_in_order). This is the case with up
+// to kFewHosts hosts, and with more hosts if Tuning::deterministic is set. The bits do depend on which ranks share a host.
 //
 // Source: for the parts, Thakur, Rabenseifner and Gropp (see allreduce_direct.cc). Reducing inside hosts first is in Jia et
 // al., Highly scalable deep learning training system with mixed-precision (2018); that each host has several owners, which send
@@ -231,8 +231,8 @@ bool adds_in_order(int hosts, const Tuning& tuning) {
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
                                          const Tuning& tuning) {
   // Two hosts: recursive doubling takes one step, and direct takes two. Both send the same number of bytes if results have the
-  // type of partials; otherwise direct sends fewer. With recursive doubling both hosts add all elements, and not while they
-  // receive.
+  // type of partials; otherwise direct sends fewer. With recursive doubling both hosts add all elements, and begin to add when
+  // they have received everything.
   if (hosts <= 2) {
     const std::size_t limit = same_type ? tuning.segment_bytes : tuning.segment_bytes / 16;
     return partial_bytes <= limit ? "recursive_doubling" : "direct";
