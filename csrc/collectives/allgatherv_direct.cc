@@ -14,7 +14,7 @@
 // own time for a message). So it waits for one message where the ring waits for p-1 in turn, and is slower if one part is much
 // larger than the others. Bytes sent by rank r: (p-1) m_r.
 //
-// In place: no other rank writes to the place of a rank's own part.
+// In place: a rank's own part already lies at its place in the output, and no other part is written there.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //

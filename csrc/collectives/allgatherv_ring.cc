@@ -1,8 +1,8 @@
 // Ring allgather of uneven parts: every part travels once around the ring. It is cut into segments, and a rank passes a segment
 // on before it has the whole part.
 //
-// What moves where, four ranks with parts a b c d (rank r's left neighbour is r-1; a rank sends its
-// own part first, then passes on what comes from the left, all but its right neighbour's part):
+// What moves where, four ranks with parts a b c d (rank r's left neighbour is r-1; a rank sends its own part first; then it
+// passes on every part that comes from the left, but not the part of its right neighbour):
 //
 //   link 0 -> 1 carries  a d c      link 1 -> 2  b a d
 //   link 2 -> 3 carries  c b a      link 3 -> 0  d c b
@@ -15,11 +15,10 @@
 // distribution of sizes. (Without segments, one large part would be stored and forwarded p-1 times.) Bytes sent by rank r:
 // S - m_(r+1).
 //
-// It cannot deadlock: receives are posted without waiting for anything but earlier receives, own
-// segments are sent without waiting for any receive, and each segment is passed on by a chain of
-// ranks that ends before its origin.
+// It cannot deadlock: receives wait only for earlier receives, sends of own segments wait for no receive, and each segment is
+// passed on by a chain of ranks that ends before its origin.
 //
-// In place: no other rank's part goes to the place of a rank's own part.
+// In place: a rank's own part already lies at its place in the output, and no other part is written there.
 //
 // All ranks get the same bytes: they are copied, never computed.
 //

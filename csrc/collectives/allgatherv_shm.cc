@@ -13,7 +13,7 @@
 // Cost for p ranks and S bytes in all, even parts, in bytes that each rank loads and stores: (2/p + 2) S, and one wait for the
 // slowest. Bytes sent: none.
 //
-// In place: no other rank's part goes to the place of a rank's own part.
+// In place: a rank's own part already lies at its place in the output, and no other part is written there.
 //
 // All bytes are copied, never computed.
 //
@@ -60,7 +60,7 @@ class AllgathervShm final : public TilePipeline {
     }
   }
 
-  // The bytes of the output, from a member's part, that a tile carries.
+  // The bytes of a member's part that a tile carries, as a range of the output.
   Range piece(std::size_t tile, int member) const {
     return piece_of(parts_[static_cast<std::size_t>(member)], tile, limit_);
   }

@@ -3,8 +3,8 @@
 //
 //   adasum(a, b) = (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b
 //
-// Equal tensors give the tensor itself, orthogonal ones their sum. The dot products are those of a whole tensor, so each part
-// of the buffer has coefficients of its own.
+// Equal tensors give the tensor itself, orthogonal ones their sum. The dot products are those of a whole tensor. Each part of
+// the buffer is one tensor, so each part has coefficients of its own.
 //
 // What moves where, four ranks ("23" is the adasum of the tensors of ranks 2 and 3):
 //
@@ -14,12 +14,13 @@
 //   distance 2   01 <-> 2's       01 <-> 3's       23 <-> 0's       23 <-> 1's
 //   holds        0123             0123             0123             0123
 //
-// Partials are of the accumulator type (float32 for 16-bit floats) and rounded to it at each distance; dot products are made
-// in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale * adasum of
-// prescale * x.
+// Partials are of the accumulator type (float32 for 16-bit floats) and rounded to it at each distance; dot products are
+// computed in double. The number of ranks is a power of two. As adasum(s a, s b) = s adasum(a, b), the result is postscale *
+// adasum of prescale * x.
 //
 // A null input (an absent or joined rank) contributes -0, which is the identity: adasum(a, -0) = a. The coefficient of a is 1
-// if a.a is almost zero (kLeastSquare), or if b.b is zero: then a.b is zero, or not a number because a holds an infinity.
+// if a.a is almost zero (kLeastSquare), or if b.b is zero. (If b.b is zero, a.b is zero as well, or it is not a number because
+// a holds an infinity.)
 //
 // Cost for p ranks and S bytes of accumulators: log2(p) (alpha + S beta + S gamma). Staging: two vectors of accumulators.
 //

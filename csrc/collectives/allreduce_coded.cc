@@ -14,12 +14,13 @@
 //
 // All ranks get the same bits because all decode the same bytes: an owner takes its result from [a] as well, and not from a. An
 // owner also encodes and decodes its own contribution, so that no element's value depends on which rank owns it. Pieces begin
-// and end with blocks, and blocks with parts (block_layout.h). So the bits of a part depend on the contributions to it and on
-// the codec, and not on the parts beside it, the owners or timing: the algorithm is layout-independent.
+// and end with blocks of the codec, and no block spans two parts (block_layout.h). So the bits of a part depend on the
+// contributions to it and on the codec, and not on the parts beside it, the owners or timing: the algorithm is
+// layout-independent.
 //
-// Cost for p ranks and S bytes, which a codec makes S/c: each rank sends 2(p-1)/p S/c, encodes (1 + 1/p) S, and decodes 2 S: p
-// contributions to its pieces, which it adds in the same pass, and all results. Up to four rounds are under way, each on a
-// channel of its own.
+// Cost for p ranks and S bytes, of which the codec makes S/c bytes: each rank sends 2(p-1)/p S/c, encodes (1 + 1/p) S, and
+// decodes 2 S: p contributions to its pieces, which it adds in the same pass, and all results. Up to four rounds are under way,
+// each on a channel of its own.
 //
 // It cannot deadlock, for the reasons that allreduce_direct.cc gives. In place: a rank encodes its contribution to a piece
 // before it can receive the result for that piece.
@@ -45,7 +46,7 @@ namespace {
 
 using base::DType;
 
-// The elements of the buffer as coded pieces, and back.
+// Encodes pieces of the buffer, and decodes them.
 class Coder {
  public:
   Coder(std::vector<AllreducePart> parts, const Reduction& reduction, kernels::Isa isa)
@@ -124,7 +125,8 @@ class Coder {
   }
 
  private:
-  // Calls handle(elements before, elements, encoded bytes before) for whole blocks that fit into the scratch memory.
+  // Cuts n elements into steps of whole blocks that fit into the scratch memory. For each step calls handle(elements before it,
+  // its elements, encoded bytes before it).
   template <typename Handle>
   void in_steps(std::size_t n, Handle handle) const {
     const std::size_t step = scratch_.size() / block_ * block_;
@@ -253,7 +255,8 @@ class CodedLane {
   static std::size_t num_slots(const CodedJob& job) {
     return static_cast<std::size_t>(2 * job.comm.size() - 1);
   }
-  // The slots: the own piece; for each other rank, the contribution to its piece, and later its result; their contributions.
+  // The slots: one for the own piece; one for each other rank, for this rank's contribution to the other's piece and later for
+  // that piece's result; one for each other rank, for the other's contribution to the own piece.
   std::byte* own() const { return slots_; }
   std::byte* sent(int rank) const { return slots_ + scatter_.shift_of(rank) * job_->slot_bytes; }
   std::byte* received(int rank) const {

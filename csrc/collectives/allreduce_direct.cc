@@ -14,9 +14,9 @@
 //
 // The shifts do not wait for each other: a round has up to 16 contributions and 16 results under way in each direction, and up
 // to four rounds run at once, each on its own channel (direct_reduction.h). The owner needs rank 0's contribution first, but
-// all contributions arrive at about the same time. So it stages one piece of each rank. The more ranks there are, the smaller
-// the pieces, so that staging needs at most about 8 MiB. Their limit does not fall below 4 KiB, so staging grows from 512 ranks
-// on.
+// all contributions arrive at about the same time. So the owner stages one piece of each rank. The more ranks there are, the
+// smaller the pieces, so that staging needs at most about 8 MiB. The limit of a piece does not fall below 4 KiB, so staging
+// grows from 512 ranks on.
 //
 // Cost for p ranks and S bytes in one round: 2 alpha + 2(p-1) o + 2(p-1)/p S beta + (p-1)/p S gamma (o: the sender's own time
 // for a message). Bytes sent by each rank: 2(p-1)/p S. This holds for 16-bit floats as well, because contributions travel in

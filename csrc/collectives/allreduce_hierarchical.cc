@@ -16,8 +16,9 @@
 // host sends and receives as few bytes as possible, and uses several cores.
 //
 // A large buffer is processed in rounds, and three rounds overlap: while the hosts exchange round k, round k-1 is published and
-// round k+1 is reduced. Reduce and publish use the window through separate channels, and take turns in each. So the next
-// operation's reduce need not wait for this operation's publish, and the network stays busy between operations as well.
+// round k+1 is reduced. Reduce and publish use the window through two separate channels (SharedChannel), and operations take
+// turns in each of them. So the next operation's reduce need not wait for this operation's publish, and the network stays busy
+// between operations as well.
 //
 //   channel 1   reduce 0  reduce 1            reduce 2            ...   next operation's reduce 0
 //   wire                  exchange 0 -------- exchange 1 -------- exchange 2 --------
@@ -44,17 +45,17 @@
 // In place: the owners have read all of a member's contribution to a round when they have reduced the round, which is before
 // any of them publishes it.
 //
-// Exchanges of different rounds do not mix: those of even and odd rounds use different halves of the channels, and round k+2
-// is posted after round k is complete here, so that sends and receives of the two match in order. Exchanges of different owners
-// have no pair of ranks in common.
+// Exchanges of different rounds do not mix. Those of even and odd rounds use different halves of the channels for messages
+// (Comm::half). A rank posts round k+2 after its round k is complete, so that sends and receives of these two match in order.
+// Exchanges of different owners have no pair of ranks in common.
 //
-// With a codec the exchange is allreduce_coded, and slices begin and end with blocks: only messages between hosts are coded. A
-// round then has more elements, so that its messages between hosts have as many bytes as without a codec.
+// With a codec the exchange is allreduce_coded, so only messages between hosts are coded, and slices begin and end with blocks
+// of the codec. A round has more elements with a codec, so that its messages between hosts have as many bytes as without one.
 //
-// All ranks get the same bits because a slice is finished by an algorithm that gives all hosts' owners the same bits, and
-// copied to the others. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits
-// do not depend on the layout where the hosts' sums are added in the order of the hosts, too (adds_in_order): up to kFewHosts
-// hosts, or if Tuning::deterministic is set. The bits do depend on which ranks share a host.
+// All ranks get the same bits because the exchange gives the owners of a slice on all hosts the same bits, and the other ranks
+// copy these bits. A host's contributions to an element are added in rank order, at any place in the buffer. So the bits do not
+// depend on the layout if the hosts' sums, too, are added in the order of the hosts (adds_in_order). This is the case with up
+// to kFewHosts hosts, and with more hosts if Tuning::deterministic is set. The bits do depend on which ranks share a host.
 //
 // Source: for the parts, Thakur, Rabenseifner and Gropp (see allreduce_direct.cc). Reducing inside hosts first is in Jia et
 // al., Highly scalable deep learning training system with mixed-precision (2018); that each host has several owners, which send
@@ -74,12 +75,13 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Up to this number of hosts, a message to each other host takes less time than more steps in turn.
+// Up to this number of hosts, two steps with a message to each other host take less time than more steps with fewer messages.
 constexpr int kFewHosts = 8;
 
-// Here a segment is 1/kSegmentShare of Tuning::segment_bytes, and pieces of the exchange have at most half a segment. All
-// owners of a host share its link, and what they have sent waits in its queue. The messages of two hosts cross, and Open MPI's
-// TCP sends one of more than 64 KiB only after an answer of its receiver, which waits behind the other host's data.
+// In this file a segment is 1/kSegmentShare of Tuning::segment_bytes, and pieces of the exchange have at most half a segment,
+// because small messages wait less. All owners of a host share the host's link, and what they have sent waits in the link's
+// queue. Open MPI's TCP sends a message of more than 64 KiB only after an answer of the receiver. The answer waits in the queue
+// of the receiver's link, behind the data that the receiver's host sends at the same time.
 constexpr std::size_t kSegmentShare = 4;
 
 class AllreduceHierarchical final : public Collective {
@@ -168,7 +170,7 @@ class AllreduceHierarchical final : public Collective {
                                       tuning);
   }
 
-  // A slice of the buffer in this member's slot; with a codec the tensors stay apart, because a block never spans two.
+  // A slice of the buffer in this member's slot; with a codec the tensors stay apart, because a block never spans two tensors.
   std::vector<AllreducePart> parts_of(const Range& slice, std::byte* partial,
                                       std::byte* result) const {
     if (!job_.plan.blocks) return {{partial, result, slice.count}};
@@ -202,9 +204,10 @@ SlicePlan plan_slices(const AllreduceArgs& args, const HostMap& hosts, const Tun
   const std::size_t count = args.count();
   const std::size_t element_bytes = base::size_of(args.reduction.dtype);
   const auto num_hosts = static_cast<std::size_t>(hosts.hosts());
-  // Below this size for each host, one more message costs more time than smaller messages save.
+  // The least bytes of a slice. With smaller slices, another owner's messages would cost more time than the other owners'
+  // shorter messages save.
   const std::size_t smallest = std::max<std::size_t>(tuning.segment_bytes / 16, 1) * num_hosts;
-  // A few segments for each host, so that the exchange of a round is a pipeline of its own.
+  // The most bytes of a slice: a few segments for each host, so that the exchange of a round is a pipeline of its own.
   const std::size_t largest =
       std::max<std::size_t>(std::max<std::size_t>(4, num_hosts) * tuning.segment_bytes / 2, 1);
   SlicePlan plan;
@@ -227,13 +230,14 @@ bool adds_in_order(int hosts, const Tuning& tuning) {
 
 std::string_view algorithm_between_hosts(int hosts, std::size_t partial_bytes, bool same_type,
                                          const Tuning& tuning) {
-  // Two hosts: one step instead of two. That sends as many bytes, unless results are narrower than partials; but it adds
-  // everything on both, and not while it receives.
+  // Two hosts: recursive doubling takes one step, and direct takes two. Both send the same number of bytes if results have the
+  // type of partials; otherwise direct sends fewer. With recursive doubling both hosts add all elements, and begin to add when
+  // they have received everything.
   if (hosts <= 2) {
     const std::size_t limit = same_type ? tuning.segment_bytes : tuning.segment_bytes / 16;
     return partial_bytes <= limit ? "recursive_doubling" : "direct";
   }
-  // Two steps for any number of hosts, and as many bytes as a ring; but a message to each host.
+  // Direct takes two steps for any number of hosts, and sends as many bytes as a ring, but a message to each other host.
   if (adds_in_order(hosts, tuning)) return "direct";
   return partial_bytes <= tuning.segment_bytes ? "recursive_doubling" : "ring";
 }

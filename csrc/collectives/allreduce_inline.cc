@@ -1,6 +1,6 @@
 // Inline allreduce, for small buffers of ranks that share memory. Each rank writes its whole contribution to shared memory, and
-// each rank folds all contributions itself. So it waits once, while allreduce_shm waits twice; but it does p times as many
-// additions.
+// each rank folds all contributions itself. So a rank waits once, while it waits twice in allreduce_shm. But a rank does p
+// times as many additions (p: the number of ranks).
 //
 // What moves where, three ranks:
 //
@@ -19,8 +19,8 @@
 //
 // In place: a rank's contribution is copied before anything is folded; no other rank touches the output.
 //
-// All ranks get the same bits because all fold the same contributions in the same order, that of the ranks, wherever an element
-// lies: layout-independent, the bits of allreduce_shm and allreduce_direct.
+// All ranks get the same bits because all fold the same contributions in rank order, wherever an element lies. So the algorithm
+// is layout-independent, and gives the bits of allreduce_shm and allreduce_direct.
 //
 // Source: contributions that travel with their flags are common practice for small messages of ranks of one host, such as Open
 // MPI's shared-memory collectives.

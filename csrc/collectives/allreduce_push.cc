@@ -1,5 +1,6 @@
-// Push allreduce: the buffers lie in memory that all members map (an arena), so nothing is packed. Each member owns a slice of
-// the buffer, adds all members' slices in rank order in registers, and stores the sum into all members' buffers.
+// Push allreduce: the buffers lie in memory that all members map (an arena), so nothing is packed. Each member owns a slice. It
+// adds this slice of all members' buffers in rank order, in registers, and stores the sum into this slice of all members'
+// buffers.
 //
 // What moves where, three members ("b1" is member 1's contribution to slice b; member r owns the r-th slice):
 //
@@ -14,13 +15,14 @@
 // (every contribution is loaded once and every result stored once). A member stores only to lines that it has just loaded, so
 // no line is fetched only to be overwritten.
 //
-// Correct, because no rank touches a buffer before its owner has arrived or after its owner has left, and no slice is written
-// while another rank reads it. The operation counts as one tile, number t (shared_collective.h), which uses no tile memory:
+// Correct, because no member touches another member's buffer before this other member has arrived or after it has left, and no
+// slice is written while another member reads it. The operation counts as one tile, number t (shared_collective.h), which uses
+// no tile memory:
 // - A member stores arrived = t+1 once its own buffer is complete, and touches buffers only after seeing arrived >= t+1 of all.
 // - Between the two flags, element i of every buffer is read and written by one member alone, the owner of i's slice; a fold
 //   reads an element of all inputs before it stores it to any output.
-// - A member stores reduced = t+1 once its slice is stored everywhere, and leaves after seeing reduced >= t+1 of all: then all
-//   of its buffer is final, and no rank touches it until it arrives at another operation.
+// - A member stores reduced = t+1 once its slice is stored everywhere, and leaves after seeing reduced >= t+1 of all: then its
+//   whole buffer is final, and no other member touches this buffer until its member arrives at another operation.
 // The stores are releases and the loads acquires, so that each of these steps sees the ones before it.
 //
 // Results overwrite inputs, so no member may leave between its arrival and the end. If a member fails in this time, the

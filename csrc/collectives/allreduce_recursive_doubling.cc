@@ -9,9 +9,9 @@
 //   distance 2   01 <-> 2's       01 <-> 3's       23 <-> 0's       23 <-> 1's
 //   holds        0123             0123             0123             0123
 //
-// When p is not a power of two but 2^k + rest, the first 2 rest ranks are folded in pairs before:
-// rank 2i sends its contribution to 2i+1, which takes part for both, and gets the result back at
-// the end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once. If no rank is folded, the first
+// If p is not a power of two but 2^k + rest, the first 2 * rest ranks are folded in pairs before the exchanges: rank 2i, the
+// folded one, sends its contribution to rank 2i+1. Rank 2i+1 takes part for both ranks, and sends rank 2i the result at the
+// end. Partials are exchanged in the accumulator type, so 16-bit floats are rounded once. If no rank is folded, the first
 // exchange has no partials: contributions travel in the user's type.
 //
 // Cost for p ranks and S bytes: log2(p) (alpha + S beta + S gamma); if p is not a power of two, 2 (alpha + S beta) more. Bytes

@@ -16,31 +16,32 @@
 // rank in turn, so the buffers stay in the cache, and a rank fills one while others reduce the other. shared_collective.h
 // proves that this is correct and cannot deadlock.
 //
-// For small buffers, allreduce_inline takes fewer steps.
+// For few bytes, allreduce_inline takes fewer steps.
 //
-// The buffer may be scattered over many parts: each step goes through the runs of its tile, and reads and writes the user's
-// tensors directly. Nothing is packed or unpacked.
+// The elements may be scattered over many parts (AllreduceArgs). Each step goes through its tile part by part, and reads and
+// writes the user's tensors directly. Nothing is packed or unpacked.
 //
 // A result is open if it is one run of memory that the other ranks map (transport/result_memory.h: hvdlite allocated it), and
 // is not written past the caches. Its owner does not drain: the rank that reduces a slice also stores the slice into the open
 // results of the other ranks. For example, if rank 0's output is open, ranks 1 and 2 store b and c into it, and rank 0 drains
 // nothing. If all results are open, no result is written to the buffers. This is safe for the same reason as the use of the
-// buffers. A rank tells the place of its result with its first tile. For tile t, another rank stores into the result after it
-// has seen arrived >= t+1 of that rank and before it stores reduced >= t+1; and no rank leaves before it has seen reduced >=
-// t+1 of all ranks. Each element is stored by one rank, the owner of its slice. The word that tells the place is read until a
-// rank has reduced its first tile. It is written again two tiles later at the earliest, and that tile waits until all ranks are
-// done with the first one.
+// buffers. A rank tells the place of its result with its first tile. For tile t, another rank stores into an open result after
+// it has seen arrived >= t+1 of the result's owner, and before it stores its own reduced >= t+1. No rank leaves before it has
+// seen reduced >= t+1 of all ranks. Each element is stored by one rank, the owner of its slice. The other ranks read the word
+// that tells the place before they have reduced the operation's first tile, and not later. The word is written again two tiles
+// later at the earliest, and the fill of that later tile waits until all ranks are done with the first tile.
 //
 // A large result that is not in place is written past the caches (Tuning::streaming_bytes): its lines are not in the caches,
-// and an ordinary store would load them only to overwrite them. A rank then writes its own slice into the buffer first, and
-// copies it from there to the output, unless the buffer itself is written past the caches (tile_stores.h).
+// and an ordinary store would load them only to overwrite them. In this case a rank writes its own slice into the buffer first,
+// and copies it from there to the output, unless the buffer itself is written past the caches (tile_stores.h).
 //
 // Cost for p ranks and S bytes, in bytes that each rank loads and stores: (2(p-1)/p fill + (p+3)/p reduce + 2(p-1)/p drain) S =
 // (5 - 1/p) S; if all results are open, (2(p-1)/p fill + 2 reduce) S = (4 - 2/p) S. A rank also waits twice for the slowest
 // rank; if there are several tiles, these waits overlap with work on other tiles. Bytes sent: none.
 //
-// In place: fill copies a rank's contribution to the others' slices; the pass that overwrites the rank's own slice reads the
-// contribution to it. Other ranks touch the output only if it is open, and only where the contribution was copied before.
+// In place: fill copies a rank's contribution to the others' slices. The rank's contribution to its own slice is read in the
+// same pass that overwrites it. Other ranks touch the output only if it is open, and only where the contribution was copied
+// before.
 //
 // All ranks get the same bits because a slice is computed once. Contributions are added in rank order in every tile and slice,
 // so the algorithm is layout-independent, and gives the bits of allreduce_direct and allreduce_inline.
@@ -107,8 +108,8 @@ class AllreduceTiles final : public TilePipeline {
   }
 
   // Unless from_buffer(), writes all results of the slice into the output first, and then copies them to the own buffer for the
-  // other ranks. The buffer's lines are in the other ranks' caches. Writing to them while reading the others' lines would stall
-  // both (it takes twice as long).
+  // other ranks. The own buffer's lines are in the other ranks' caches. If a rank wrote to these lines while it reads the lines
+  // of the others' buffers, writes and reads would stall each other and take twice as long.
   void reduce(std::size_t tile) override {
     const Range mine = cut_.part(tile, me());
     std::byte* const results = contribution(me(), tile, mine.offset);
@@ -179,7 +180,8 @@ class AllreduceTiles final : public TilePipeline {
     return buffer(member, tile) +
            (element - cut_.round(tile).offset) * reducer_.contribution_bytes();
   }
-  // gather: finds all members' contributions to the elements from this one on. collect: the same, `count` elements later.
+  // gather: finds all members' contributions to the elements from this one on. collect: points inputs_ at these contributions,
+  // but `offset` elements further on.
   void gather(std::size_t tile, std::size_t element) {
     for (int member = 0; member < size(); ++member) {
       gathered_[static_cast<std::size_t>(member)] = contribution(member, tile, element);

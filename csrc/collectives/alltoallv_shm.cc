@@ -1,5 +1,5 @@
-// Alltoall of uneven parts through shared memory: every rank puts its parts for the others into its buffer, one lane for each
-// of them, and each rank copies its lanes out of the others' buffers.
+// Alltoall of uneven parts through shared memory: every rank puts its parts for the others into its buffer, in one lane for
+// each receiver. Then each rank copies the lanes for itself out of the others' buffers.
 //
 // What moves where, three ranks ("01" is rank 0's part for rank 1), one tile:
 //
@@ -13,8 +13,8 @@
 // shared_collective.h proves that this is correct and cannot deadlock.
 //
 // Cost for p ranks of which each sends S bytes evenly, in bytes that each rank loads and stores: 4(p-1)/p S + 2/p S, and two
-// waits for the slowest. If one part is much larger than the others, most tiles carry only its lane, a p-th of a tile.
-// Bytes sent: none.
+// waits for the slowest. If one part is much larger than the others, most tiles carry only that part's lane, which is 1/p of a
+// tile. Bytes sent: none.
 //
 // All bytes are copied, never computed.
 //
@@ -82,7 +82,7 @@ class AlltoallvShm final : public TilePipeline {
     }
   }
 
-  // The bytes, in the input or the output, that a tile carries.
+  // The bytes of the part for or from `peer` that a tile carries, as a range of the input or of the output.
   Range piece(std::size_t tile, const std::vector<Range>& parts, int peer) const {
     return piece_of(parts[static_cast<std::size_t>(peer)], tile, lanes_.bytes());
   }

@@ -1,5 +1,5 @@
 // Dissemination barrier: in step k every rank sends a message to the rank 2^k places to its right. The message says that its
-// sender has arrived, and all ranks of which the sender knows that they have arrived.
+// sender has arrived, and that every rank has arrived whose arrival the sender already knows of.
 //
 // What moves where, four ranks (in braces: whose arrival a rank knows of afterwards):
 //
@@ -7,12 +7,13 @@
 //   step 0       -> 1 {3 0}       -> 2 {0 1}       -> 3 {1 2}       -> 0 {2 3}
 //   step 1       -> 2 {1 2 3 0}   -> 3 {2 3 0 1}   -> 0 {3 0 1 2}   -> 1 {0 1 2 3}
 //
-// Cost for p ranks: ceil(log2 p) alpha, for any p. Bytes sent by a rank: ceil(log2 p), because no empty messages are sent.
+// Cost for p ranks: ceil(log2 p) alpha, for any p. Bytes sent by a rank: ceil(log2 p), one in each step, because a message of
+// zero bytes would not be sent.
 //
 // It cannot deadlock: a step waits only for the previous step of another rank. The peers of one
 // rank's steps differ (2^k < p), so a rank sends at most one message to each other rank.
 //
-// There is no result; "all ranks agree" means that no rank leaves before all have entered.
+// There is no result on which ranks could disagree. No rank leaves before all have entered.
 //
 // Source: Hensgen, Finkel and Manber, Two algorithms for barrier synchronization (International
 // Journal of Parallel Programming 17, 1988).

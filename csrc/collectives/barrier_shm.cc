@@ -1,14 +1,14 @@
-// Barrier through shared memory: every rank raises its flag and looks for all others'.
+// Barrier through shared memory: every rank raises its flag and waits for the flags of all others.
 //
 //                 rank 0              rank 1              rank 2
 //   raises        flag 0              flag 1              flag 2
 //   waits for     flags 1, 2          flags 0, 2          flags 0, 1
 //
-// It is a tile without contents (shared_collective.h, where it is shown that this cannot deadlock).
+// The barrier is a tile without contents (shared_collective.h, which shows that tiles cannot deadlock).
 //
 // Cost for p ranks: one store, and one wait for the slowest; each rank looks at p-1 lines. Bytes sent: none.
 //
-// There is no result; "all ranks agree" means that no rank leaves before all have entered.
+// There is no result on which ranks could disagree. No rank leaves before all have entered.
 //
 // Source: common practice; the all-to-all form of the barriers in Mellor-Crummey and Scott, Algorithms for scalable
 // synchronization on shared-memory multiprocessors (ACM TOCS 9, 1991).

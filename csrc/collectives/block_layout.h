@@ -20,13 +20,14 @@ class BlockLayout {
   std::size_t count() const { return begins_.back(); }  // elements
   const base::Codec& codec() const { return codec_; }
 
-  // The range with both ends moved back to begins of blocks; the end of the buffer stays.
+  // The range with both ends moved back to begins of blocks. An end of the range that is the end of the buffer stays.
   Range whole_blocks(const Range& range) const;
   // Bytes of the encoded elements of a range of whole blocks.
   std::size_t encoded_bytes(const Range& range) const;
 
-  // Calls handle(part, offset, n, coded) for each run of elements of a range of whole blocks that lies in one part: n elements
-  // from `offset` in that part on, whose encoded blocks begin `coded` bytes after the range's first.
+  // range: of whole blocks. Calls handle(part, offset, n, coded) for each run of the range's elements that lies in one part.
+  // The run has n elements and begins at element `offset` of the part. Its encoded blocks begin `coded` bytes after the first
+  // encoded block of the range.
   template <typename Handle>
   void walk(const Range& range, Handle handle) const {
     const std::size_t end = range.offset + range.count;
@@ -41,7 +42,8 @@ class BlockLayout {
   }
 
  private:
-  // The part that holds this element. If several parts begin at this element, all but the last are empty, and it is the last.
+  // The part that holds this element. If several parts begin at this element, all but the last of them are empty, and the last
+  // one holds it.
   std::size_t part_of_element(std::size_t element) const;
   std::size_t block_begin(std::size_t element) const;
   std::size_t byte_of(std::size_t block_begin) const;

@@ -1,15 +1,15 @@
 // Binomial broadcast: the root sends to the first rank of the other half. Then both do the same in their own half, and so on.
 // It has the fewest messages that wait for each other.
 //
-// What moves where, four ranks, root 0 (other roots: count ranks from the root on):
+// What moves where, four ranks, root 0 (for another root: a number n in the drawing is the n-th rank to the right of the root):
 //
 //   0 -> 2, then 0 -> 1 and 2 -> 3        tree:  0 --- 2 --- 3
 //                                                 `--- 1
 //
-// A rank's parent is its number without the lowest set bit; its children are its number plus every
-// smaller power of two, the one with the largest subtree first. Large data goes in segments, of
-// which up to 16 are under way to each neighbour (broadcast_stream.h), so that a rank sends on what
-// it has while it still receives.
+// A rank's parent is its number without the lowest set bit; its children are its number plus every power of two that is smaller
+// than this bit, the child with the largest subtree first. (The root's number is 0, so for the root every power of two below p
+// counts.) Large data goes in segments, of which up to 16 are under way to each neighbour (broadcast_stream.h), so that a rank
+// sends on what it has while it still receives.
 //
 // Cost for p ranks and S bytes: ceil(log2 p) (alpha + S beta). Segments do not change the second
 // term, since the root itself sends ceil(log2 p) S: broadcast_chain is for large data. Bytes sent:

@@ -1,8 +1,8 @@
 // Chain broadcast: the root sends to its right neighbour, which sends on to its own right neighbour, segment by segment. Each
 // rank sends the data at most once, so large data take less time than in the binomial tree.
 //
-// What moves where, four ranks, root 0, three segments x y z (other roots: count ranks from the
-// root on):
+// What moves where, four ranks, root 0, three segments x y z (for another root: a number n in the drawing is the n-th rank to
+// the right of the root):
 //
 //   time 1   0 -x-> 1
 //   time 2   0 -y-> 1   1 -x-> 2

@@ -1,5 +1,5 @@
-// The common part of the broadcast trees: segments flow from a parent to this rank and on to its children,
-// each received where it belongs and sent on from there.
+// The common part of the broadcast trees: segments come from this rank's parent and go on to this rank's children. A segment is
+// received into its place in the user's data and sent on from there.
 // Thread: the holder of the progress token. Owns: nothing but tickets. Blocks: no. Throws: what
 // Transport throws.
 #pragma once

@@ -18,7 +18,7 @@
 
 namespace hvdlite::collectives {
 
-// What a codec saved: the bytes of the elements that this rank has sent coded, and of their codes.
+// The elements that this rank has sent coded: their bytes before and after the coding.
 struct CodedBytes {
   std::size_t before = 0;
   std::size_t after = 0;
@@ -48,18 +48,19 @@ struct Tuning {
   int spin = 0;
   // In shared memory: the number of steps (SharedCollective::step) after which advance() lets other operations advance.
   int max_steps = 64;
-  // In shared memory: results of at least this many bytes, on all ranks of the host together, are written past the caches,
-  // unless their memory was just read as input; 0: never.
+  // In shared memory: an operation writes its results past the caches if the results of all ranks of the host together have at
+  // least this many bytes, and if their memory was not just read as input. 0: never.
   std::size_t streaming_bytes = 0;
-  // May differ between ranks, too.
+  // May differ between ranks.
   TileStores tile_stores = TileStores::kAuto;
-  // Only orders of additions that do not depend on where an element lies in the buffer (allreduce_hierarchical).
+  // True: the order of additions must not depend on where an element lies in the buffer. Only allreduce_hierarchical reads it.
   bool deterministic = false;
-  // Gives the memory for staging; copies of a Tuning share it.
+  // The cache from which staging takes its memory. Copies of a Tuning share this cache.
   std::shared_ptr<StagingCache> staging = std::make_shared<StagingCache>();
 };
 
-// How elements are combined: result = T(postscale / divisor * (op over ranks of prescale * A(x_r))), rounded once.
+// How elements are combined: result = T(postscale / divisor * (op over ranks of prescale * A(x_r))), rounded once. x_r is the
+// element of rank r, T is dtype, and A is the accumulator's type (reducer.h).
 struct Reduction {
   base::DType dtype = base::DType::kFloat32;
   base::ReduceOp op = base::ReduceOp::kSum;
@@ -68,29 +69,31 @@ struct Reduction {
   std::int64_t divisor = 1;
   // Ranks have different prescales, so each rank scales its own contribution (reducer.h).
   bool own_prescale = false;
-  // The inputs are partials: of type A, with prescale applied, the op over the x_r of some ranks each (reducer.h). Then an
-  // input may be the output only if T is A, and none is null.
+  // Each input is a partial (reducer.h): the op over the x_r of some ranks, of type A, with prescale applied. Such an input
+  // must not be null, and it may be the output only if T is A.
   bool from_partials = false;
-  // How elements travel; Sum or Average of types whose accumulator is float32. Only coded and hierarchical use it.
+  // How elements travel. Only the algorithms coded and hierarchical use it, and only for Sum and Average of types whose
+  // accumulator is float32.
   base::Codec codec = {};
 };
 
-// A run of elements of a buffer that may lie in several places. input and output hold count elements each and are either the
-// same pointer (in place) or do not overlap. A null input contributes the identity of the op (an absent or joined rank); a null
-// output wants no result.
+// Consecutive elements of a buffer. The parts of a buffer may lie in different places in memory. input and output hold count
+// elements each and are either the same pointer (in place) or do not overlap. A null input contributes the identity of the op
+// (an absent or joined rank). A null output: this rank drops the result.
 struct AllreducePart {
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t count = 0;
 };
 
-// The parts one after the other are the buffer; every rank cuts it into the same parts. Only algorithms that are `scattered`
-// (registry.h) take more than one part, or a null output.
+// The buffer consists of the parts, one after the other. All ranks cut it into parts of the same sizes. Only algorithms that
+// are `scattered` (registry.h) take more than one part, or a null output.
 struct AllreduceArgs {
   std::vector<AllreducePart> parts;
   Reduction reduction;
-  // The addresses in this process of each member's copy of the memory with the outputs (an arena). Empty: members do not map
-  // it. In an arena every input is its output or null, and the identity of the op survives the prescale.
+  // Used if the outputs lie in an arena, at the same place on all members: for each member, the address in this process of that
+  // member's part of the arena. Otherwise empty. In an arena every input is null or the same pointer as its output, and
+  // prescale does not change the identity of the op.
   std::vector<std::byte*> mapped;
 
   std::size_t count() const {

@@ -1,4 +1,4 @@
-// The members of one process set, and a private range of tags for one operation. Every algorithm gets one.
+// A Comm: the members of one process set, and a range of tags that only one operation uses. Every algorithm gets a Comm.
 // Thread: the holder of the progress token. Owns: nothing but its member list. Blocks: no. Throws: what Transport throws.
 #pragma once
 
@@ -13,15 +13,17 @@
 
 namespace hvdlite::collectives {
 
-// Channels separate independent message streams of one operation, such as pipelined segments. Each matches in its own order.
+// Channels separate independent message streams of one operation, such as pipelined segments. The sends and receives of one
+// channel match in their order, whatever happens on other channels.
 inline constexpr int kChannelBits = 3;
 inline constexpr int kNumChannels = 1 << kChannelBits;
-// The channels that one algorithm may use, so that two can run side by side in one operation (Comm::half).
+// The number of channels that one algorithm may use. It is half of all, so that two algorithms can run at the same time in one
+// operation (Comm::half).
 inline constexpr int kPartChannels = kNumChannels / 2;
 
 // The memory that a set's members on this host share. In a set on several hosts either all members have such memory, including
-// those that are alone on their host, or none has. A set on several hosts has two channels, one for the steps before the
-// exchange between hosts and one for the steps after it, so that neither waits for the other's turn.
+// those that are alone on their host, or none has. A set on several hosts has two SharedChannels: one for the steps before the
+// exchange between hosts, and one for the steps after it. So the turns of these two kinds of steps do not wait for each other.
 struct Sharing {
   SharedChannel* channel = nullptr;         // null: nothing is shared
   SharedChannel* second_channel = nullptr;  // null if all members are on one host; so is `hosts`
@@ -56,16 +58,16 @@ class Comm {
   bool test(transport::Ticket& ticket) { return transport_->test(ticket); }
 
   SharedChannel* shared() const { return sharing_.channel; }
-  // Not null where the members are on several hosts and share memory there.
+  // Not null if the members are on several hosts and the members of each host share memory.
   const HostMap* hosts() const { return sharing_.hosts; }
-  // The same members with the second channel as the one to share.
+  // The same members, with the second SharedChannel in the place of the first.
   Comm on_second_channel() const {
     Comm copy = *this;
     copy.sharing_ = {sharing_.second_channel, nullptr, nullptr};
     return copy;
   }
-  // Some of the members, this one at place `index` among them, for an algorithm that runs as a part of this operation. It only
-  // sends messages: the copy has no shared memory.
+  // Some of the members, with this rank at place `index` among them, for an algorithm that runs as a part of this operation.
+  // The new Comm has no shared memory, so such an algorithm can only send messages.
   Comm part(const std::vector<int>& members, int index) const {
     auto ranks = std::make_shared<std::vector<int>>();
     ranks->reserve(members.size());

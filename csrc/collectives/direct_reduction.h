@@ -42,7 +42,7 @@ class DirectLane {
   Shifts gather_;
 };
 
-// The most bytes of a piece: a segment at most, and fewer with many ranks (kStagingBytes in the .cc file).
+// The most bytes of a piece: those of a segment, or fewer if there are many ranks (kStagingBytes in the .cc file).
 std::size_t direct_piece_bytes(const Tuning& tuning, int ranks);
 
 }  // namespace hvdlite::collectives

@@ -25,7 +25,7 @@ class HostMap {
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
   int own() const { return own_; }  // this rank's host; -1: it is no member
-  // Members on the host that has the fewest.
+  // The number of members on the host that has the fewest.
   int fewest() const {
     const auto smallest = std::ranges::min_element(hosts_, {}, &std::vector<int>::size);
     return static_cast<int>(smallest->size());

@@ -9,7 +9,8 @@ namespace hvdlite::collectives {
 
 namespace {
 
-// Elements of a piece: a few pieces to a slice, so that filling and draining overlap, none larger than a lane.
+// The most elements of a piece. A slice has a few pieces, so that filling and draining overlap, and no piece is larger than a
+// lane.
 std::size_t piece_limit(const SlicePlan& plan, std::size_t lane_bytes, std::size_t element_bytes) {
   const std::size_t limit =
       pipelined_tile(plan.largest() * element_bytes, lane_bytes) / element_bytes;

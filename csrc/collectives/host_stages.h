@@ -1,19 +1,21 @@
 // The steps of allreduce_hierarchical inside each host, before and after the exchange between hosts.
 //
-// The buffer is cut into rounds, a round into one slice for each owner; owners are the first q members of every host, and a
-// slice belongs to the owners with the same number on all hosts. Rounds and slices are the same on all hosts (SlicePlan).
+// The buffer is cut into rounds, a round into one slice for each owner; owners are the first q members of every host, and the
+// i-th slice belongs to the i-th owner of each host. Rounds and slices are the same on all hosts (SlicePlan).
 //
 //   HostReduce    folds the contributions of this host's members to each slice into a partial, at the slice's owner
 //   HostPublish   hands the owners' finished slices out to all members of this host
 //
-// Both are pipelines of tiles (shared_collective.h): tile j of a round carries the j-th piece of every slice, each in a lane of
-// its own; how many tiles a round has depends on the host's window and does not matter to other hosts.
+// Both are pipelines of tiles (shared_collective.h). Tile j of a round carries the j-th piece of every slice, and each piece
+// has a part of the tile as its lane. The number of tiles in a round depends on the host's window and does not matter to other
+// hosts.
 //
 // An owner keeps its slice of a round in one of kSlots slots. So its HostReduce drains tiles of round k only after HostPublish
 // is done with round k - kSlots, and its HostPublish fills tiles of round k only after its slice of the round is finished.
-// RoundCounts tells both. Members that own no slice do not wait for this.
+// RoundCounts has the counts for both conditions. Members that own no slice do not wait for either.
 //
-// Thread: the holder of the progress token. Owns: each a turn of its channel. Blocks: no. Throws: what SharedChannel throws.
+// Thread: the holder of the progress token. Owns: each of the two has a turn of its channel. Blocks: no. Throws: what
+// SharedChannel throws.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +34,7 @@ namespace hvdlite::collectives {
 struct SlicePlan {
   Cut cut;         // a part for each owner; the grain is alignment_grain
   int owners = 1;  // on each host
-  // With a codec: slices begin and end with its blocks. Otherwise null.
+  // With a codec: the places of its blocks, with which slices begin and end. Otherwise null.
   std::shared_ptr<const BlockLayout> blocks;
 
   Range slice(std::size_t round, int owner) const {
@@ -54,8 +56,8 @@ struct RoundCounts {
   std::size_t published = 0;  // all members' results of the round are in this member's output
 };
 
-// The number of slots: while one round is exchanged between hosts, the round before is published and the round after is
-// reduced.
+// The number of slots. While round k is exchanged between hosts in one slot, round k-1 is published from the other slot, and
+// then round k+1 is reduced into that slot.
 inline constexpr std::size_t kSlots = 2;
 
 struct HostJob {
@@ -66,7 +68,7 @@ struct HostJob {
   RoundCounts done;
 };
 
-// What both have in common: the tiles of the rounds.
+// What HostReduce and HostPublish have in common: the tiles of the rounds.
 class HostStage : public TilePipeline {
  protected:
   // element_bytes: of an element in the tiles; result_bytes: of one of the user's type. The job outlives it.
@@ -78,7 +80,7 @@ class HostStage : public TilePipeline {
   bool ends_round(std::size_t tile) const { return (tile + 1) % tiles_per_round_ == 0; }
   // The elements of an owner's slice that a tile carries.
   Range piece(std::size_t tile, int owner) const;
-  // How many elements of this owner's slice come before its piece.
+  // own_piece: piece(tile, me()). Returns how many elements of this member's slice come before the piece.
   std::size_t place_in_slice(std::size_t tile, const Range& own_piece) const {
     return own_piece.offset - job_.plan.slice(round_of(tile), me()).offset;
   }

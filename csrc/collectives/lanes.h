@@ -39,8 +39,8 @@ struct ReductionJob {
   }
 };
 
-// Job: as above, with at least comm, cache and lanes(). Lane(job, channel, memory): memory has Lane::staging_bytes(job) bytes.
-// Lane::advance(): true once all rounds of the lane are done.
+// Job: a struct like ReductionJob, with at least comm, cache and lanes(). Lane(job, channel, memory): memory has
+// Lane::staging_bytes(job) bytes. Lane::advance(): true once all rounds of the lane are done.
 template <typename Lane, typename Job>
 class InLanes : public Collective {
  public:

@@ -51,7 +51,7 @@ class Shifts {
     return receives_.done() == last_ && sends_.done() == last_;
   }
 
-  // How many messages are here: those of the shifts 1, 2, ...
+  // How many messages have arrived: they are those of the shifts 1, 2, ..., arrived().
   std::size_t arrived() const { return receives_.done(); }
   // The shift in which a rank's message comes; 0 for this rank.
   std::size_t shift_of(int rank) const {
@@ -59,7 +59,8 @@ class Shifts {
   }
   int sender_in(std::size_t shift) const { return to_the_right(last_ + 1 - shift); }
   bool has_arrived(int rank) const { return shift_of(rank) <= arrived(); }
-  // Has the rank's own memory been read, and are all receives posted? Then a further exchange may begin on the channel.
+  // Are all sends complete (then the memory that they read may be overwritten), and are all receives posted? Then another
+  // exchange may begin on the channel.
   bool may_be_followed() const { return sends_.done() == last_ && receives_.posted() == last_; }
   // Begins again; allowed only when all transfers are complete, or before the first.
   void reset() {
@@ -82,7 +83,7 @@ class Shifts {
 class PairwiseExchange final : public Collective {
  public:
   // sent[r]: the bytes of the input for rank r; received[r]: where those of rank r belong in the output. What this rank sends
-  // itself may lie in its place already. Nothing is staged.
+  // to itself may already lie at its place in the output. Nothing is staged.
   PairwiseExchange(Comm comm, const void* input, std::vector<Range> sent, void* output,
                    std::vector<Range> received);
   bool advance() override;

@@ -13,7 +13,7 @@
 
 namespace hvdlite::collectives {
 
-// The same buffer: parts that follow each other in memory are one, and none is empty.
+// The same buffer in fewer parts: parts that follow each other in memory are merged, and empty parts are left out.
 std::vector<AllreducePart> merged_parts(const std::vector<AllreducePart>& parts,
                                         std::size_t element_bytes);
 

@@ -15,14 +15,14 @@
 //   That operation was agreed after all members had announced it. Each of them had by then written its own input n-1, so it
 //   had made the result of operation n-2, which used place n & 1 before. A member whose input is not needed (a broadcast's
 //   receiver) writes nothing, but it counts the operation, too.
-// - A member sees all inputs: each owner wrote its input before it announced the operation, and no member reads "complete"
-//   before all have announced. Announcing and reading are steps of one agreement (engine/negotiation/agreement.h), whose steps
-//   have the same order for all members.
+// - A member sees all inputs: each member wrote its input before it announced the operation, and no member sees the operation
+//   as agreed before all have announced it. Announcing and seeing are steps of one agreement (engine/negotiation/agreement.h),
+//   whose steps have the same order for all members.
 //
-// In messages, each member sends each other member what that member needs of its input: all of it (allgather, and broadcast for
-// the root), its part (alltoall, reducescatter), or in an allreduce
+// In messages, a member sends each other member what this receiver needs of the sender's input: all of it (allgather, and
+// broadcast from the root), the receiver's part (alltoall, reducescatter), or in an allreduce
 //   - all of it, if it is small: then each rank makes the whole result; or
-//   - the part that the member reduces for all. After the agreement, each rank sends its reduced part to all others:
+//   - the part that the receiver reduces for all. After the agreement, each rank sends its reduced part to all others:
 //
 //                  rank 0                    rank 1                    rank 2
 //   announce       b0 -> 1, c0 -> 2          a1 -> 0, c1 -> 2          a2 -> 0, b2 -> 1
@@ -31,9 +31,9 @@
 //   gather         a -> 1, 2                 b -> 0, 2                 c -> 0, 1
 //
 // Cost for p ranks and S bytes of input: each rank loads and stores at most (2p + 2) S bytes in an allgather, and (p + 3) S in
-// the other operations (more in an allreduce of ranks that share hosts, which stores each host's sum). It does not wait any
-// more, because it has waited for the agreement. Bytes sent by a rank: none in shared memory; (p-1) S of an input that all
-// need; (p-1)/p S of parts. The allreduce of parts waits for one more message, and sends 2(p-1)/p S bytes in all, as
+// the other operations. (An allreduce whose ranks share hosts also stores each host's sum.) A rank does not wait any more,
+// because it has waited for the agreement. Bytes sent by a rank: none in shared memory; (p-1) S if the others need all of its
+// input; (p-1)/p S if they need parts. The allreduce of parts waits for one more message, and sends 2(p-1)/p S bytes in all, as
 // allreduce_direct does.
 //
 // In place: a rank's input is copied before anything is written to its output.
@@ -43,8 +43,8 @@
 // allreduce adds up each host's inputs first, and then the hosts' sums: the bits of allreduce_hierarchical.
 //
 // Source: it is common practice to write a small message next to its flag in shared memory; Open MPI's shared-memory
-// collectives do so. That ranks write it before they have agreed is hvdlite's own idea. The allreduce of parts is that of
-// allreduce_direct, whose first exchange the announcements make.
+// collectives do so. That ranks write it before they have agreed is hvdlite's own idea. The allreduce of parts is
+// allreduce_direct, but the announcements carry what its first exchange would send.
 #include "collectives/prepared.h"
 
 #include <array>
@@ -68,7 +68,7 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// The output: this many bytes of each member's input, from `offset` on.
+// Copies sizes[m] bytes of each member m's input, from `offset` on, one after the other to the output.
 void gather(const PreparedInputs& inputs, std::size_t offset, const std::vector<std::size_t>& sizes,
             std::byte* output) {
   for (std::size_t member = 0; member < sizes.size(); ++member) {

@@ -1,7 +1,8 @@
 // Prepared operations: each member puts its input where the other members will look for it, before they agree on the operation.
-// If all have done so when they agree, each member makes its own result from the inputs of all, and nobody waits any more. Only
-// a larger allreduce needs a second exchange (allreduce_of_parts). The inputs lie in the memory that the members share, or came
-// in the messages by which the members agree. prepared.cc explains why this is correct.
+// If all members have done so by the agreement, each member makes its own result from all inputs, and nobody waits any more.
+// One case needs a second exchange: an allreduce in which a member gets only its part of the other inputs (allreduce_of_parts).
+// The inputs lie in the memory that the members share, or came in the messages by which the members agree. prepared.cc explains
+// why this is correct.
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: Error(Unsupported) for an element type and op
 // that no kernel serves, Error(Internal) for an input that is too short or too long.
 #pragma once
@@ -19,18 +20,18 @@ namespace hvdlite::collectives {
 // Puts this member's input, which has at most channel.prepared_bytes(), where the others will look for it.
 void prepare(SharedChannel& channel, std::span<const std::byte> input);
 
-// What this member needs of the inputs of all members of a prepared operation. Borrows them.
+// What this member needs of the inputs of all members of a prepared operation. It borrows the inputs.
 class PreparedInputs {
  public:
-  // In the members' shared memory. They stay as they are until this member announces its next operation after
-  // channel.count_prepared().
+  // The inputs lie in the members' shared memory. They stay as they are until this member has called channel.count_prepared()
+  // and then announces its next operation.
   explicit PreparedInputs(const SharedChannel& channel) : channel_(&channel) {}
   // From messages, by member: each payload is the part that this member needs.
   explicit PreparedInputs(const std::vector<std::vector<std::byte>>& payloads)
       : payloads_(&payloads) {}
 
   int members() const;
-  // The part that this member needs of a member's input: the offset of its first byte, and its number of bytes.
+  // The part of a member's input that this member needs. offset: of the part's first byte in the input; bytes: of the part.
   const std::byte* part(int member, std::size_t offset, std::size_t bytes) const;
 
  private:
@@ -38,17 +39,17 @@ class PreparedInputs {
   const std::vector<std::vector<std::byte>>* payloads_ = nullptr;
 };
 
-// The elements of each member's part of an allreduce, which that member reduces for all.
+// The number of elements in each member's part of an allreduce. A member reduces its part for all members.
 std::vector<std::size_t> allreduce_parts(std::size_t count, int members, std::size_t element_bytes);
 
-// The collectives, for the member `rank` of a prepared operation. They take the arguments of start_... (select.h) but ignore
-// the member's own input, which is one of the prepared ones.
-// hosts: null unless the members are on several hosts and those of each host share memory. Then the result has the bits of
-// allreduce_hierarchical, if adds_in_order() holds.
+// Each ..._prepared makes this member's result of a prepared operation; rank: of this member. The arguments are those of
+// start_... (select.h), but the input in them is ignored, because this member's input is one of the prepared inputs. hosts: the
+// members' hosts, if there are several and the members of each host share memory; otherwise null. With several hosts the result
+// has the bits of allreduce_hierarchical, if adds_in_order() holds.
 void allreduce_prepared(const PreparedInputs& inputs, const HostMap* hosts,
                         const AllreducePart& part, const Reduction& reduction, kernels::Isa isa);
-// An allreduce of which each member got only its part (allreduce_parts) of the others' inputs. Reduces that part at once; the
-// collective then gathers the parts of all members. It ignores part.input, and no longer uses `inputs`.
+// For an allreduce in which each member got only its part (allreduce_parts) of the others' inputs. The call reduces that part
+// at once and ignores part.input. The returned collective gathers the reduced parts of all members and does not use `inputs`.
 std::unique_ptr<Collective> allreduce_of_parts(Comm comm, const PreparedInputs& inputs,
                                                const AllreducePart& part,
                                                const Reduction& reduction, const Tuning& tuning);
@@ -56,7 +57,7 @@ void reducescatter_prepared(const PreparedInputs& inputs, int rank, const Reduce
                             kernels::Isa isa);
 void allgatherv_prepared(const PreparedInputs& inputs, const AllgathervArgs& args);
 void broadcast_prepared(const PreparedInputs& inputs, const BroadcastArgs& args);
-// All members send with the same split.
+// All members have the same send_bytes.
 void alltoallv_prepared(const PreparedInputs& inputs, int rank, const AlltoallvArgs& args);
 
 }  // namespace hvdlite::collectives

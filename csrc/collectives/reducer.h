@@ -1,9 +1,9 @@
 // The arithmetic of one reduction as an algorithm sees it: contributions, partials and results.
 //
-// contribution: what one rank adds, as it travels before anything was added to it: elements of the
-//     user's type T, read straight from the user's input (the rank that adds it applies prescale).
-// partial: the op over some contributions, of the accumulator type A (float32 for 16-bit floats,
-//     64-bit integers for an integer Average, else T), prescale applied.
+// contribution: one rank's elements before anything is added to them. They travel in the user's type T, straight from the
+//     user's input, and the rank that adds them applies prescale.
+// partial: the op over the contributions of some ranks, with prescale applied, of the accumulator type A (float32 for 16-bit
+//     floats, 64-bit integers for an integer Average, else T).
 // result: of type T, postscale and divisor applied, rounded once.
 //
 // An absent rank (null input) contributes the identity of the op. The identity may travel as T only if prescale does not change
@@ -24,12 +24,12 @@
 
 namespace hvdlite::collectives {
 
-// Does prescale leave the op's identity as a T unchanged, and do all ranks have the same prescale (see above)?
+// May the op's identity travel as T: do all ranks have the same prescale, and does it leave the identity unchanged (see above)?
 bool identity_survives(const Reduction& reduction);
 
 class ElementReducer {
  public:
-  // own() will be asked for at most `limit` elements at a time, out of `count`.
+  // count: of the input's elements; limit: the most elements that a caller reads from one result of own().
   ElementReducer(const Reduction& reduction, kernels::Isa isa, const void* input, std::size_t count,
                  std::size_t limit);
   ElementReducer(ElementReducer&&) = default;  // not copied: input_ may point into copy_
@@ -60,7 +60,7 @@ class ElementReducer {
                         std::size_t n) const;
   void add_and_finish(void* result, void* partial, const void* contribution, std::size_t n) const;
 
-  // The whole collective of a single rank: count results from its own contribution.
+  // The whole reduction of a single rank: makes all `count` results from the rank's own contribution.
   void finish_alone(void* result) const;
 
  private:

@@ -8,8 +8,8 @@
 //
 // Cost for p ranks and S bytes in all, even chunks, one round: alpha + (p-1) o + (p-1)/p S beta +
 // (p-1)/p S gamma (o: the sender's own time for a message). Bytes sent by each rank: S less its own
-// chunk, in the user's type. One large chunk makes its owner's link the bottleneck: it receives
-// p-1 times the chunk, where the ring would stream it.
+// chunk, in the user's type. One large chunk makes its owner's link the bottleneck: the owner receives p-1 times the chunk's
+// bytes. In a ring it would receive the chunk once.
 //
 // It cannot deadlock: see allreduce_direct.cc; there is no gather phase to wait for. An element has
 // one owner and only the owner has a result. Layout-independent: contributions are added in rank

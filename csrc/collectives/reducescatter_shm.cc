@@ -1,5 +1,5 @@
-// Reduce-scatter through shared memory: every rank puts what it contributes to the others' chunks into its buffer, one lane
-// for each of them, and each chunk's owner folds its own input with its lanes of the others' buffers.
+// Reduce-scatter through shared memory: every rank puts its contributions to the others' chunks into its buffer, in one lane
+// for each chunk. The owner of a chunk folds its own input and this chunk's lanes in the others' buffers.
 //
 // What moves where, three ranks with chunks a b c (however uneven; "b1" is rank 1's contribution to b), one tile:
 //
@@ -12,8 +12,8 @@
 // buffers of each rank in turn: shared_collective.h proves that this is correct and cannot deadlock.
 //
 // Cost for p ranks and S bytes in all, even chunks, in bytes that each rank loads and stores: (2(p-1)/p + (p+1)/p) S, and one
-// wait for the slowest. If one chunk is much larger than the others, most tiles carry only its lane, a p-th of a tile.
-// Bytes sent: none.
+// wait for the slowest. If one chunk is much larger than the others, most tiles carry only that chunk's lane, which is 1/p of a
+// tile. Bytes sent: none.
 //
 // An element has one owner, which adds the contributions in rank order. So the algorithm is layout-independent, and gives the
 // bits of reducescatter_direct.

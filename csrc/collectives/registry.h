@@ -1,5 +1,5 @@
-// The lists of algorithms. An algorithm has one name: at the end of its file's name and of its heading in docs/algorithms.md,
-// and as the value of a knob if it can be forced. select.h chooses one of them.
+// The lists of algorithms. An algorithm has one name, with which its file's name and its heading in docs/algorithms.md end. If
+// the algorithm can be forced, the name is also the value of a knob. select.h chooses an algorithm.
 // Thread: any (constant tables). Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for an unknown name, with the known
 // ones.
 #pragma once
@@ -18,14 +18,14 @@ template <typename Args>
 struct Algorithm {
   std::string_view name;  // "ring"
   std::unique_ptr<Collective> (*make)(Comm comm, Args args, const Tuning& tuning);
-  // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (A ring's do
-  // not, from 3 ranks on.)
+  // Do its bits stay the same when the same elements lie elsewhere in a fused buffer? (Those of a ring do not, from 3 ranks
+  // on.)
   bool layout_independent = true;
   // Does it take buffers of many parts, and null outputs (AllreduceArgs)?
   bool scattered = false;
-  // Comms that it can run on, null: all. The answer is the same on all ranks.
+  // Can it run on this Comm? Null: it runs on every Comm. The answer is the same on all ranks.
   bool (*runs_on)(const Comm& comm) = nullptr;
-  // If it serves only some operations: which. Then it cannot be forced, because these operations take it in any case.
+  // Not empty: the algorithm serves only these operations. Then it cannot be forced; start_... (select.h) chooses it for them.
   std::string_view serves_only = {};
 
   bool can_be_forced() const { return serves_only.empty(); }

@@ -60,7 +60,7 @@ bool RingLane::advance_round() {
          job_->comm.test(sends_[1]);
 }
 
-// Has the send of this hop completed? Its slot was used again only after that.
+// Has the send of this hop completed? Its place in sends_ is used again, by hop + 2, only after that.
 bool RingLane::send_done(int hop) {
   if (sent_ <= hop) return false;
   return sent_ > hop + 2 || job_->comm.test(sends_[static_cast<std::size_t>(hop % 2)]);

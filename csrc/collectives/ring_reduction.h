@@ -3,8 +3,8 @@
 //
 // A lane (lanes.h) moves one round of pieces at a time around the ring. Hops of a lane on rank r of n, in order:
 //   reduce hop s = 0 .. n-2: send piece r-1-s, receive piece r-2-s and add the own contribution.
-//     Hop 0 sends the contribution itself, from the user's input; later hops send what was received
-//     and added to. After hop n-2 rank r holds the finished piece r and writes it to the output.
+//     Hop 0 sends the contribution itself, from the user's input; each later reduce hop sends the partial that the hop before
+//     has received and added to. After hop n-2 rank r holds the finished piece r and writes it to the output.
 //   gather hop n-1+t, t = 0 .. n-2 (allreduce only): send piece r-t, receive piece r-1-t straight
 //     into the output.
 //

@@ -29,8 +29,8 @@ constexpr bool is_direct_faster(int ranks) { return ranks >= 3 && ranks <= 16; }
 // Inputs of up to 1/kPreparedShare of Selection::recursive_doubling_max_bytes travel with announcements. That saves a delay,
 // but the bytes are copied more often.
 constexpr std::size_t kPreparedShare = 2;
-// Many ranks (is_direct_faster) take recursive doubling for up to 1/kManyRanksShare of that size, because it sends all bytes
-// log2(p) times.
+// With more ranks than is_direct_faster allows, recursive doubling is taken only up to 1/kManyRanksShare of
+// recursive_doubling_max_bytes, because it sends all bytes log2(p) times.
 constexpr std::size_t kManyRanksShare = 8;
 
 bool may_travel(std::size_t bytes, const Selection& selection) {
@@ -41,8 +41,8 @@ bool may_travel(std::size_t bytes, const Selection& selection) {
 // additions. The limit depends on the tile, so that small tiles (with many ranks, or in tests) behave like large ones.
 constexpr std::size_t kInlineShare = 64;
 
-// If a member's input has at most this many bytes, counted once for each other member, all members get it whole. An exchange of
-// parts would send fewer bytes, but it takes the delay of another message.
+// If sending a member's whole input to all other members takes at most this many bytes, each of them gets it whole. An exchange
+// of parts would send fewer bytes, but it takes the delay of another message.
 constexpr std::size_t kSmallPayloads = std::size_t{16} << 10;
 
 template <typename Args>
@@ -84,8 +84,8 @@ std::string obstacle(const Comm& comm, bool for_several_hosts) {
          "or too many process sets use it already";
 }
 
-// The algorithm with this name. A single rank exchanges nothing: if the algorithm cannot run on one rank, the first one of the
-// list serves it, which runs everywhere.
+// The algorithm with this name. A single rank exchanges nothing: if that algorithm cannot run on one rank, the result is the
+// first algorithm of the list, which runs on every Comm.
 template <typename Args>
 const Algorithm<Args>& pick(const AlgorithmList<Args>& list, std::string_view name,
                             const Comm& comm) {
@@ -121,8 +121,8 @@ bool is_on_one_host(const Comm& comm) {
   return true;
 }
 
-// The algorithm for a reduction with a codec; "" if nothing is coded: there is no codec, or it codes only between hosts and
-// there is one host.
+// The algorithm for a reduction with this codec. "" if nothing is coded: there is no codec, there is a single rank, or the
+// codec codes only between hosts and all ranks are on one host.
 std::string_view coded_algorithm(const base::Codec& codec, const Comm& comm) {
   if (!codec || comm.size() == 1) return "";
   if (codec.between == base::Between::kRanks) return kCoded;
@@ -161,7 +161,7 @@ CommShape shape_of(const Comm& comm) {
   return shape;
 }
 
-// The names of the algorithms. bytes: of one rank's input; parts: the bytes of each rank's part.
+// Each chosen_... returns the name of an algorithm. bytes: of one rank's input; parts: the bytes of each rank's part.
 std::string_view chosen_allreduce(std::size_t bytes, CommShape shape, const Selection& selection) {
   if (shape.shared) {
     return forced_or(selection.allreduce, bytes <= shape.inline_bytes ? kInline : kShared);
@@ -207,7 +207,7 @@ std::string_view chosen_broadcast(std::size_t bytes, CommShape shape, const Sele
                    segments + size < levels * segments + 2 ? "chain" : "binomial");
 }
 
-// Does the allreduce that runs if it is not prepared add in the order of a prepared one (allreduce_prepared)?
+// Does an allreduce that is not prepared add in the same order as a prepared one (allreduce_prepared)?
 bool adds_as_prepared(std::size_t bytes, const CommShape& shape, const Selection& selection) {
   if (shape.hosts > 0) return adds_in_order(shape.hosts, selection.tuning);
   return shape.ranks == 2 || chosen_allreduce(bytes, shape, selection) == "direct";
@@ -231,7 +231,7 @@ Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction
                  ? Preparation::kWhole
                  : Preparation::kNone;
     case base::OpKind::kAllreduce:
-      // Whether an operation is prepared depends on timing, so its bits must not.
+      // Whether an operation is prepared depends on timing. So its bits must be the same, prepared or not.
       if (!adds_as_prepared(bytes, shape, selection)) return Preparation::kNone;
       if (is_small) return Preparation::kWhole;
       if (shape.hosts > 0 || !travels) return Preparation::kNone;

@@ -1,5 +1,5 @@
-// Chooses the algorithm for an operation, from its size, the ranks and their hosts, and the knobs. All ranks choose the same,
-// because these are equal on all ranks.
+// Chooses the algorithm for an operation, from its size, the ranks and their hosts, and the knobs. All ranks choose the same
+// algorithm, because these facts are equal on all ranks.
 // Thread: any for the choices; start_... as algorithms.h says. Owns: nothing. Blocks: no. Throws: Error(InvalidArgument) for a
 // forced name that does not exist, Error(Unsupported) for one that cannot run on this Comm, and what the algorithm throws.
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace hvdlite::collectives {
 
-// "auto": start_... chooses. Any other value forces that algorithm, except for Adasum and for reductions with a codec.
+// "auto": start_... chooses. Any other value is the name of the algorithm that start_... must take. Adasum, and reductions that
+// a codec codes, ignore the value.
 struct Selection {
   std::string allreduce = "auto";
   std::string reducescatter = "auto";
@@ -18,9 +19,9 @@ struct Selection {
   std::string broadcast = "auto";
   std::string alltoallv = "auto";
   std::string barrier = "auto";
-  // The bits of a sum depend only on the values, the number of ranks, and which of them share a host. So only
-  // layout-independent algorithms are chosen. From 3 ranks on all sizes have the same order of additions, because fusion
-  // changes sizes (the orders of direct and recursive_doubling differ).
+  // True: the bits of a sum depend only on the values, on the number of ranks, and on which ranks share a host. So only
+  // layout-independent algorithms (registry.h) are chosen. Fusion changes sizes, so from 3 ranks on all sizes have the same
+  // order of additions (the orders of direct and recursive_doubling differ).
   bool deterministic = false;
   // Up to this size latency counts, and above it bandwidth. The size is that of a member's input (allreduce, reducescatter,
   // alltoall, broadcast), or that of the longest part times the number of members (allgather).
@@ -56,8 +57,8 @@ enum class Preparation : std::uint8_t {
   kWhole,  // each member gets the whole input of the others (of a broadcast: of the root)
   kParts,  // each member gets its part of the others' inputs
 };
-// bytes: of a member's input. reduction: of a kind that reduces. shape.shared: the members share memory, and agree there;
-// otherwise the inputs travel in messages.
+// bytes: of a member's input. reduction: read only if operations of this kind reduce. If shape.shared, the members agree in the
+// memory that they share, and the inputs lie there; otherwise the inputs travel in messages.
 Preparation preparation_of(base::OpKind kind, std::size_t bytes, const Reduction& reduction,
                            const CommShape& shape, const Selection& selection);
 

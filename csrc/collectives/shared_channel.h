@@ -1,10 +1,10 @@
 // One process set's use of its region of the host window: the members on this host, the operation that has the turn, and the
-// number of tiles used so far. One operation of the set at a time has the channel, in the order in which the set agreed on its
-// operations.
+// number of tiles used so far. Only the operation that has the turn uses the channel. Operations get the turn in the order in
+// which the set agreed on them.
 //
-// A region passes to another process set when all members of the last one have destroyed their channels, which each does when
-// it has finished with the set's operations. The new set's tiles have larger numbers than all tiles before, so a flag that an
-// earlier set has left only means "not yet".
+// A region passes to another process set when all members of its last set have destroyed their channels. A member does so when
+// it has finished all operations of that set. The new set's tiles have larger numbers than all tiles before. So the new set
+// reads a flag that an earlier set has left as "not yet".
 // Thread: the holder of the progress token. Owns: its counts, and its use of the region, which the destructor ends. Blocks: no.
 // Throws: Error(Internal) from result(), if another rank has told a place outside of its result memory.
 #pragma once
@@ -24,9 +24,9 @@ namespace hvdlite::collectives {
 
 class SharedChannel {
  public:
-  // members: places in the Comm of those members of the set that are on this host, ascending; local_ranks: theirs within the
-  // host; index: this rank's place among them; first_tile: even, and beyond those of the region's earlier users; departures:
-  // how many ranks have to leave the region before it is free.
+  // members: the set's members on this host, as places in the Comm, ascending; local_ranks: their local ranks; index: this
+  // rank's place in `members`; first_tile: an even number, larger than those of all tiles of earlier sets; departures: how many
+  // ranks in all must have left the region before this set may use it.
   SharedChannel(transport::HostWindow& window, int region, std::vector<int> members,
                 std::vector<int> local_ranks, int index, std::uint64_t first_tile = 0,
                 std::uint64_t departures = 0)
@@ -75,8 +75,9 @@ class SharedChannel {
   }
 
   // place_of_result: the place of this rank's result, if other ranks can store into it; otherwise 0. tell_result: tells the
-  // place, for the operation that begins with this tile, before the tile has arrived. result: a member's result; call it after
-  // the tile has arrived (collectives/allreduce_shm.cc).
+  // place to the other ranks, for the operation whose first tile is `tile`; call it before this rank raises `arrived` for this
+  // tile. result: a member's result, or null if its place is 0; call it after that member has raised `arrived` for the tile
+  // (collectives/allreduce_shm.cc).
   std::uint64_t place_of_result(const void* data, std::size_t bytes) const {
     const auto& results = window_->results();
     const auto offset = results ? results->offset_of(data, bytes) : std::nullopt;
@@ -91,21 +92,21 @@ class SharedChannel {
     return window_->results()->at(local_ranks_[static_cast<std::size_t>(index)], place - 1, bytes);
   }
 
-  // Turns: taken when an operation is made, which happens in the same order on all members.
+  // An operation takes a turn when it is constructed. All members construct the operations in the same order.
   std::uint64_t take_turn() { return next_turn_++; }
   bool has_turn(std::uint64_t turn) { return turn == turn_ && is_free(); }
-  // tiles: that the operation has used.
+  // tiles: how many the operation has used.
   void end_turn(std::uint64_t tiles) {
     tiles_ += tiles;
     ++turn_;
   }
   bool all_turns_ended() const { return turn_ == next_turn_; }
 
-  // Tiles used before the operation that has the turn.
+  // The number of the first tile of the operation that has the turn.
   std::uint64_t tiles() const { return tiles_; }
 
-  // Tiles of a class, by their numbers within it: are they written past the caches? The first member tells how long it took to
-  // handle one (tile_stores.h).
+  // For tiles of one size class, which are numbered separately (tile_stores.h). tiles_of_class: the number of the next one.
+  // streams_tile: is this tile written past the caches? tile_handled: the first member tells how long it took to handle a tile.
   std::uint64_t tiles_of_class(std::size_t tile_class) const { return class_tiles_[tile_class]; }
   void add_tiles_of_class(std::size_t tile_class, std::uint64_t count) {
     class_tiles_[tile_class] += count;
@@ -119,8 +120,8 @@ class SharedChannel {
     if (word.load(std::memory_order_relaxed) != said) word.store(said, std::memory_order_relaxed);
   }
 
-  // Has the flag of all members (or of one) reached `count` (see WindowFlags)? The highest counts seen are kept, so that lines
-  // which the members have changed since are fetched only if necessary.
+  // Has the flag of all members (or of one) reached `count` (see WindowFlags)? The highest counts seen are kept. So a flag's
+  // cache line, which its member may have changed again, is fetched only if the kept count is too small.
   bool all_arrived(std::uint64_t count) {
     return all_reached(arrived_, count, &transport::WindowFlags::arrived);
   }

@@ -102,7 +102,7 @@ bool TilePipeline::puts_tile_past(std::size_t tile) const {
   return channel().streams_tile(*class_, channel().tiles_of_class(*class_) + tile);
 }
 
-// Reads the machine's clock, because this measures the memory; an engine's time may be simulated.
+// Measures the memory, so it reads the machine's clock. The engine's clock may show virtual time.
 template <typename Step>
 void TilePipeline::timed(std::size_t tile, Step step) {
   if (!times_) {

@@ -1,6 +1,6 @@
 // Scratch memory of one collective. It is taken once, at construction, and given out in pieces that start on cache lines. The
-// blocks come from a cache that outlives the operation, because page faults on fresh memory take longer than moving the data
-// through it.
+// memory comes from a cache that outlives the operation, because the page faults of fresh memory take longer than the data's
+// way through the memory.
 // Thread: the holder of the progress token. Owns: the memory. Blocks: no. Throws: std::bad_alloc at
 // construction.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace hvdlite::collectives {
 
-// A few blocks of memory that operations gave back, for those that follow.
+// A few blocks of memory that operations gave back, for later operations.
 class StagingCache {
  public:
   struct Block {
@@ -41,7 +41,8 @@ class StagingCache {
     return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), bytes};
   }
 
-  // Keeps it if it has at most kLargestKept bytes, and some place is free or holds a smaller one.
+  // Keeps the block if it has at most kLargestKept bytes, and one of the places is free or holds a smaller block, which is then
+  // freed. Otherwise frees the block.
   void give_back(Block block) {
     Block* smallest = &kept_[0];
     for (Block& kept : kept_) {
@@ -53,7 +54,7 @@ class StagingCache {
 
  private:
   static constexpr std::align_val_t kAlignment{base::kCacheLine};
-  // What the lanes of one direct allreduce need (direct_reduction.cc), and more.
+  // More than what the lanes of one direct allreduce need with the usual segments on up to 512 ranks (direct_reduction.cc).
   static constexpr std::size_t kLargestKept = std::size_t{10} << 20;
 
   static void release(const Block& block) { ::operator delete(block.memory, kAlignment); }

@@ -6,8 +6,8 @@
 // other cases (scaled()), which are rare, every rank scales its contribution into the tile, where it lies as the accumulator
 // type A, and folding uses scratch memory that stays in the L1 cache.
 //
-// Either way an element gets contribution 0, then op contribution 1, 2, ... in A, then postscale,
-// divisor and one rounding to T: the bits of reducescatter_direct and allreduce_direct.
+// In both cases an element is contribution 0 op contribution 1 op contribution 2 ..., computed in A. Then postscale and divisor
+// are applied, and the result is rounded to T once. These are the bits of reducescatter_direct and allreduce_direct.
 //
 // Thread: the holder of the progress token. Owns: nothing. Blocks: no.
 // Throws: Error(Unsupported) from the look-up of the kernels.
@@ -26,17 +26,16 @@ class TileReducer {
   std::size_t result_bytes() const { return result_bytes_; }  // of one element, as the next two
   std::size_t partial_bytes() const { return partial_bytes_; }
   std::size_t contribution_bytes() const { return contribution_bytes_; }
-  // The user's input cannot be folded where it lies: it has to be contributed first.
+  // True: the user's input cannot be folded where it lies, but must be put into a tile first (contribute).
   bool scaled() const { return scaled_; }
 
   // Puts n elements of this rank's contribution into a tile; a null input contributes the identity. streaming: writes past the
   // caches, if the elements are only copied.
   void contribute(std::byte* tile, const void* input, std::size_t n, bool streaming = false) const;
 
-  // Folds num_in contributions in this order, and stores the result num_out times. An output may be
-  // one of the inputs, or begin where one begins.
+  // Folds num_in contributions in this order, and stores the result num_out times. An output may begin where an input begins.
   void fold(void* const* out, int num_out, const void* const* in, int num_in, std::size_t n) const;
-  // Folds them into a partial: of type A, without postscale and divisor. The partial overlaps no input.
+  // Folds the contributions into a partial: of type A, without postscale and divisor. The partial overlaps no input.
   void fold_partial(void* partial, const void* const* in, int num_in, std::size_t n) const;
 
  private:

@@ -3,7 +3,7 @@
 //
 // The better choice depends on the cores' places and on the tiles:
 // - The cores share a cache, and tiles are larger than the cores' own caches: the lines are in the shared cache when they are
-//   read, which is fast. With ordinary stores an allreduce takes half as long.
+//   read, which is fast. With ordinary stores an allreduce takes half as long as with streaming stores.
 // - The same cores, small tiles: the lines are still in the writer's own cache, which gives them away more slowly. Either
 //   choice may be better.
 // - The cores share no cache (core complexes of one processor, sockets, virtual processors on distant cores): a line moves so
@@ -14,12 +14,13 @@
 //
 //   tiles   ... usual way | ordinary: 2 not timed, 4 timed | streaming: 2 not timed, 4 timed | the better way ...
 //
-// The longer trials change nothing, the rarer they become. If tiles suddenly take much more or much less time, the next trial
-// comes earlier. A trial compares the shortest time of each way, because interruptions do not lengthen the shortest time.
+// After each trial that changes nothing, trials become rarer. If tiles suddenly take much more or much less time, the next
+// trial comes earlier. A trial compares the shortest time of each way, because interruptions do not lengthen the shortest time.
 //
-// Each size class of tiles has its own trials and its own numbers of tiles, so that all members know which tile is which. The
-// other members follow a word in the window, which the first member writes some tiles ahead. A member that reads the word too
-// late writes a tile the other way. This costs time but does not change results, because readers see the same bytes.
+// Each size class of tiles has its own trials, and its tiles are numbered separately, so that a number means the same tile on
+// all members. The other members follow a word in the window, which the first member writes some tiles ahead. A member that
+// reads the word too late writes a tile the other way. This costs time but does not change results, because readers see the
+// same bytes.
 // Pure: costs go in, a word comes out. Thread: the holder of the progress token. Owns: nothing. Blocks: no. Throws: no.
 #pragma once
 
@@ -49,7 +50,7 @@ inline std::optional<std::size_t> tile_class_of(std::size_t tile_bytes) {
 // The trials of one class of tiles, on the first member.
 class StoreTrials {
  public:
-  // The meaning of a word for a tile. 0: ordinary stores.
+  // Does the word say that this tile is written with streaming stores? The word 0 says: ordinary stores for all tiles.
   static bool streams(std::uint64_t word, std::uint64_t tile) {
     const std::uint64_t first = word >> 1;
     if (first == 0 || tile < first || tile >= first + 2 * kTiles) return (word & 1) != 0;
@@ -80,7 +81,7 @@ class StoreTrials {
   bool kind_known_ = false;
   bool mixed_ = false;               // the trial met tiles of another kind
   std::array<double, 2> best_ = {};  // by way; 0: none yet
-  // The cost of the way in use at the last trial, and how many tiles in a row had a very different cost.
+  // The cost that the last trial found for the way that is in use since, and how many tiles in a row had a very different cost.
   double usual_ = 0;
   int surprises_ = 0;
   std::uint64_t gap_ = kLeastGap;
