@@ -22,7 +22,7 @@ class HostMail {
   void send(int to, std::vector<std::byte> message);
   // Moves the next whole message of any rank into *message. Returns false if there is none.
   bool receive(int* from, std::vector<std::byte>* message);
-  // Does each ring hold all messages that this rank has sent through it? Messages to ranks that have stopped reading are
+  // Has this rank stored all its messages in the rings, each as a whole? Messages to ranks that have stopped reading are
   // dropped and do not count.
   bool flushed();
   // The number of pieces that this rank has taken from the other rank's ring.

@@ -1,10 +1,10 @@
 /* The only view of MPI the core has: opaque 64-bit handles and a table of functions.
  *
- * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table; the core opens the shim
- * that fits the MPI mpi4py has loaded. Every function returns 0 or that MPI's error code (see error_text), if its comment says
- * nothing else. The shim sets MPI_ERRORS_RETURN on every communicator that it makes or adopts, so an error there does not abort
- * the job. The caller's communicator keeps its own error handler until it is adopted. Thread: the caller serialises calls, or
- * MPI has the thread level multiple. */
+ * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table. The core opens the shim
+ * that fits the MPI that mpi4py has loaded. Unless its comment says something else, a function returns 0 or an error code of
+ * that MPI (see error_text). The shim sets MPI_ERRORS_RETURN on every communicator that it makes or adopts, so an error there
+ * does not abort the job. The caller's communicator keeps its own error handler until it is adopted. Thread: the caller
+ * serialises calls, or MPI has the thread level multiple. */
 #ifndef HVDLITE_TRANSPORT_MPI_ABI_H_
 #define HVDLITE_TRANSPORT_MPI_ABI_H_
 

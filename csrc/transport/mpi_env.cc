@@ -163,8 +163,8 @@ std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::C
 }
 
 // If a rank is lost, a collective of MPI may fail on those ranks that talk to it, while the others go on waiting. So a rank on
-// which it fails revokes the communicators, which ends the wait of the others. If the list is empty, as after a success, the
-// destructor does nothing.
+// which a collective fails revokes the communicators, which ends the wait of the others. If the list is empty, as after a
+// success, the destructor does nothing.
 struct Revoking {
   const hvdlite_mpi* mpi;
   std::vector<hvdlite_mpi_comm> comms{};

@@ -214,7 +214,7 @@ Progress PayloadReader::advance(std::span<std::byte> payload) {
   if (stage_ == Stage::kNew) return Progress::kNone;
   if (stage_ == Stage::kOffered) {
     any = read_memory(payload);
-    // The header is not counted as read yet, so the sender keeps its memory as it is until the next call.
+    // The header is not counted as read yet, so the sender's memory stays as it is, and the next call can read on.
     if (any && done_ < payload.size()) return Progress::kSome;
     // Bytes that earlier calls have read come again through the ring, because the sender knows only that its offer was refused.
     if (!any) {

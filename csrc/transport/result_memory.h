@@ -9,7 +9,7 @@
 // blocks may outlive the engine.
 //
 // Fork: the system does not copy shared mappings for a child. So a child first copies the blocks in use, each to the same
-// address. fork() returns in the parent only after that, or after a minute.
+// address. fork() returns in the parent only after that, or after a minute. The child hands out no blocks and gives none back.
 //
 //   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, releases the locks
 //                                                              └─► child: copies, closes the pipe, releases the locks

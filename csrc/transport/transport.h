@@ -51,10 +51,10 @@ class Transport {
   virtual bool messages_flushed() = 0;
 
   // --- doorbell ---------------------------------------------------------------------------------------------------
-  // A thread that will sleep first calls listen(), and looks for work once more. Then it calls wait() with the result of
-  // listen(), or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) is called after something was
-  // stored or sent for the peer. If that rank shares this host and sleeps, it wakes; if not, the call costs almost nothing. Any
-  // thread may call these functions, and several threads may listen at once.
+  // Before a thread sleeps, it calls listen(), and looks for work once more. Then it calls wait() with the result of listen(),
+  // or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) is called after something was stored or
+  // sent for the peer. If the peer shares this host and sleeps, it wakes; if not, the call costs almost nothing. Any thread may
+  // call these functions, and several threads may listen at once.
   virtual std::uint32_t listen() = 0;
   virtual void unlisten() = 0;
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
