@@ -1,5 +1,5 @@
 // How an allreduce codes floats on their way between ranks: few bits for each element, and one float32 scale for each block of
-// elements. A codec is a plain value; kernels/codec.h has the formats and what computes them.
+// elements. A codec is a plain value; kernels/codec.h describes the formats, and declares the functions that encode and decode.
 // Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -10,7 +10,8 @@
 
 namespace hvdlite::base {
 
-// The numbers cross the C ABI and the wire; append, never renumber. hvdlite/compression.py has the same (a test compares).
+// The numbers cross the C ABI and the wire; append, never renumber. hvdlite/compression.py has the same numbers (a test
+// compares).
 enum class CodecKind : std::uint8_t { kNone = 0, kInt8 = 1, kInt4 = 2, kFp8 = 3 };
 inline constexpr int kNumCodecKinds = 4;
 

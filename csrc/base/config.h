@@ -1,5 +1,5 @@
-// The engine's knobs as a plain struct with their defaults, one member for each line of knobs.inc, which hvdlite/knobs.py
-// documents. The C ABI fills it.
+// The engine's knobs and their defaults, as a plain struct. It has one member for each line of knobs.inc; hvdlite/knobs.py
+// documents the knobs. The C ABI (c_api/c_api.cc) fills the struct.
 // Thread: constant after creation. Owns: strings. Blocks: no. Throws: nothing.
 #pragma once
 

@@ -1,5 +1,6 @@
 // The one exception type of the native code, and the codes that cross the C ABI.
-// Thread: any. Blocks: no. A Status is used where a result crosses a thread (the completion of a Handle).
+// Thread: any. Blocks: no. A Status takes the place of an exception where one thread gives a result to another thread (the
+// completion of a Handle).
 #pragma once
 
 #include <stdexcept>
@@ -41,7 +42,7 @@ struct Status {
   bool ok() const { return code == ErrorCode::kOk; }
 };
 
-// Reports a bug of hvdlite, and never bad input of a user; the message says so.
+// Throws Error(Internal), whose text says that this is a bug of hvdlite. So HVD_CHECK must not check a user's input.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition);
 
 }  // namespace hvdlite::base

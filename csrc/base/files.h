@@ -1,4 +1,4 @@
-// Small files.
+// Functions that read and write small files.
 // Thread: any. Owns: what `File` holds. Blocks: on the file system. Throws: nothing.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace hvdlite::base {
 
-// An open file, closed at the end.
+// An open file. The destructor closes it.
 class File {
  public:
   explicit File(int descriptor) : descriptor_(descriptor) {}
@@ -22,14 +22,15 @@ class File {
 
 bool read_all(int file, void* to, std::size_t bytes);
 bool write_all(int file, const void* from, std::size_t bytes);
-// The text for errno.
+// The system's text for the current errno.
 std::string reason();
 
-// The content of a file of /proc; empty if it cannot be read.
+// The content of a file, for example in /proc; empty if it cannot be read.
 std::string read_file(const std::string& path);
 std::string first_line_of(const std::string& path);
-// Makes a file that no other user may read. Its path consists of `path`, random letters, and the suffix; `path` is set to it.
-// Returns "". If this fails, there is no file, and it returns the reason.
+// Creates a file that no other user may read, and writes `text` into it. The file's path consists of `path`, random letters and
+// `suffix`; `path` becomes this whole path. Returns "" after a success. After a failure there is no file, and the reason is
+// returned.
 std::string write_new_file(std::string& path, const std::string& suffix, const std::string& text);
 
 }  // namespace hvdlite::base

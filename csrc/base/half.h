@@ -1,7 +1,6 @@
-// 16-bit floats as storage: float16 (IEEE binary16) and bfloat16, converted to and from float32 in
-// integer arithmetic. Rounding is to nearest, ties to even; overflow gives inf; subnormals are
-// exact; NaN stays NaN with its sign and the top of its payload, made quiet as the F16C
-// instructions do, so software and hardware agree bit for bit.
+// 16-bit floats as storage: float16 (IEEE binary16) and bfloat16, converted to and from float32 in integer arithmetic. Rounding
+// is to nearest, ties to even; overflow gives inf; subnormals are exact. A NaN stays a NaN with the same sign and the top bits
+// of its payload, and becomes quiet. The F16C instructions do the same, so software and hardware agree bit for bit.
 // Thread: any, no state. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 

@@ -1,13 +1,14 @@
 // A 64-bit hash of a sequence of words and texts, the same on all ranks: tables and the ledger of negotiation are keyed by it.
 // Thread: one object, one thread. Owns: nothing. Blocks: no. Throws: nothing.
 //
-// Each word w takes the state s to mix(s ^ w), where mix is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast
+// With each word w the state s becomes mix(s ^ w), where mix is the finaliser of splitmix64 (Steele, Lea and Flood, "Fast
 // splittable pseudorandom number generators", 2014, with the constants of Stafford's "Mix13"). mix is a bijection, so:
-//   - two sequences of equal length that differ in one word only never collide;
-//   - two that differ in more collide with probability about 2^-64, as mix spreads each input bit over all output bits.
-// A text is its length and then its bytes eight to a word, so texts that follow each other cannot borrow from each other. It
-// protects against accidental collisions, not against an attacker. It depends on the native byte order, as all bytes that ranks
-// exchange do.
+//   - two sequences of equal length that differ in exactly one word never collide;
+//   - two sequences that differ in several words collide with probability about 2^-64, as mix spreads each input bit over all
+//     output bits.
+// A text is added as its length and then its bytes, eight to a word. So the texts "ab", "c" and "a", "bc" are different
+// sequences of words. The hash protects against accidental collisions, not against an attacker. It depends on the native byte
+// order, as all bytes that ranks exchange do.
 #pragma once
 
 #include <bit>
@@ -35,7 +36,7 @@ class Hasher {
     add((static_cast<std::uint64_t>(static_cast<std::uint32_t>(high)) << 32) |
         static_cast<std::uint32_t>(low));
   }
-  // By its bits: -0.0 differs from 0.0.
+  // Adds the bits of the number: -0.0 differs from 0.0.
   void add_double(double value) { add(std::bit_cast<std::uint64_t>(value)); }
   void add_text(std::string_view text) {
     add(text.size());

@@ -32,7 +32,7 @@ void Logger::write(LogLevel level, std::string_view subsystem, const std::string
   line += " [";
   line += subsystem;
   line += " rank " + std::to_string(rank_) + "/" + std::to_string(size_) + "] " + message + "\n";
-  // A log line that cannot be written has nowhere to be reported.
+  // If the write fails, there is no place to which that could be reported.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

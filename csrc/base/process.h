@@ -4,8 +4,8 @@
 
 namespace hvdlite::base {
 
-// The letter of /proc: R runs, S sleeps, T is stopped, t is stopped by a debugger, Z has ended. 0 where there is no such
-// process, or the kernel does not say.
+// The letter that /proc shows: R runs, S sleeps, T is stopped, t is stopped by a debugger, Z has ended. '\0' if there is no
+// such process, or if the kernel does not say.
 char state_of_process(int pid);
 
 }  // namespace hvdlite::base

@@ -44,7 +44,7 @@ void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
 }
 
 int spin_pauses_in(microseconds time) {
-  // The shortest round counts, because this thread may lose its processor in the others.
+  // The shortest round counts, because this thread may lose its processor during other rounds.
   constexpr int kRounds = 5;
   constexpr int kPauses = 64;
   auto quickest = Clock::duration::max();

@@ -1,7 +1,8 @@
-// Clock, futex and processor affinity, which the C++ library does not have in the form needed here.
+// Clock, futex and processor affinity. The C++ library does not have them in the form that hvdlite needs.
 // Thread: any. Owns: nothing. Blocks: futex_wait only. Throws: nothing.
 //
-// std::atomic::wait is private to a process; the doorbells of ranks lie in shared memory and need a non-private futex.
+// std::atomic::wait works only within a process. The ranks' bells (transport/bell.h) lie in shared memory, so they need a futex
+// that is not private to a process.
 #pragma once
 
 #include <sched.h>
@@ -18,12 +19,13 @@ namespace hvdlite::base {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// The time of Clock with an error of a few milliseconds; it takes a quarter of the time of reading Clock.
+// The time of Clock with an error of a few milliseconds. A call takes a quarter of the time of Clock::now().
 Clock::time_point coarse_now();
 
 enum class FutexScope { kProcess, kHost };
 
-// Sleeps while *word == expected, at most limit; may return early for no reason.
+// Sleeps while `word` has the value `expected`, for at most `limit`. It may return earlier without a reason, so the caller
+// looks again.
 void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected, microseconds limit,
                 FutexScope scope);
 void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope);
@@ -37,22 +39,23 @@ inline void spin_pause() {
 #endif
 }
 
-// How a rank waits for others, by the processors its host has for its ranks.
+// How a rank waits for other ranks. The choice depends on the number of processors for the host's ranks (transport/mpi_env.h).
 struct WaitPolicy {
   microseconds spin{0};  // a waiting caller first polls without a pause for this time;
   microseconds yield{
       0};  // then lets others have its processor between two looks, and then it sleeps
-  // There are two processors for each rank: its engine thread may poll, too.
+  // Has the host two or more processors for each of its ranks? Then the engine's thread may poll as well.
   bool core_to_spare = false;
 };
 // How often spin_pause() fits into this time, as measured now; at most INT_MAX.
 int spin_pauses_in(microseconds time);
 
-// The processors this thread may run on, of the first 1024.
+// The processors on which this thread may run. Empty if the kernel does not tell, as on a machine with more than 1024
+// processors.
 using CpuSet = cpu_set_t;
 CpuSet allowed_cpus();
 
-// For what std::thread throws if no thread can be started. It names the remedy.
+// Makes an Error from the exception that std::thread throws if no thread can be started. Its text names the remedy.
 Error no_thread(const std::system_error& error);
 void name_this_thread(const char* name);  // at most 15 characters
 // From now on this thread wakes from timed sleeps within a microsecond instead of the default 50.

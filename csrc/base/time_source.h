@@ -30,7 +30,7 @@ class TimeSource {
   explicit TimeSource(const ManualTime& manual) : manual_(&manual) {}
 
   Clock::time_point now() const { return manual_ == nullptr ? Clock::now() : manual_->now(); }
-  // With an error of a few milliseconds; it takes a quarter of the time of now().
+  // The time of now() with an error of a few milliseconds. A call takes a quarter of the time of now().
   Clock::time_point coarse_now() const {
     return manual_ == nullptr ? base::coarse_now() : manual_->now();
   }

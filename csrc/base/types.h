@@ -1,4 +1,4 @@
-// The vocabulary every layer shares: element types, reduction operators, kinds of operations.
+// The words that all layers share: element types, reduction operators, kinds of operations.
 // Thread: plain values, any thread. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 
@@ -52,7 +52,7 @@ constexpr bool is_float(DType dtype) {
 constexpr bool is_complex(DType dtype) {
   return dtype == DType::kComplex64 || dtype == DType::kComplex128;
 }
-// Can numbers of this type have fractions?
+// Can elements of this type have fractions?
 constexpr bool has_fractions(DType dtype) { return is_float(dtype) || is_complex(dtype); }
 
 // The size of one real number: of a complex number, the size of each of its two parts.
@@ -89,7 +89,8 @@ inline constexpr int kNumOpKinds = 11;
 constexpr bool reduces(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter;
 }
-// Rows may differ between ranks, all other extents may not.
+// Operations in which the ranks' inputs may have different numbers of rows (the first dimension). All other dimensions are
+// equal.
 constexpr bool rows_may_differ(OpKind kind) {
   return kind == OpKind::kAllgather || kind == OpKind::kAlltoall;
 }

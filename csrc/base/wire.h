@@ -1,7 +1,8 @@
-// Bytes that cross ranks: a bounds-checked writer and reader, native byte order (all ranks of a job share one architecture).
+// Bytes that travel between ranks: a writer, and a reader that checks bounds. Native byte order (all ranks of a job share one
+// architecture).
 // Thread: one object, one thread. Owns: the writer its buffer, the reader nothing. Blocks: no.
-// Throws: the reader Error(Internal) when a message is shorter than its content claims, or holds an unknown enum; it never
-// reads past the end.
+// Throws: the reader throws Error(Internal) if a message is shorter than its content claims, or holds a value that its enum
+// does not have. It never reads past the end.
 #pragma once
 
 #include <cstddef>

@@ -15,17 +15,19 @@ using engine::Roster;
 
 namespace {
 
-// A process may have sent its part, or the cause of its end, just before it ended. Both arrive within this time.
+// When a process ends, messages that it has sent before may still be under way: a part of the exchange, or the cause of its
+// end. This time is enough for them to arrive.
 constexpr base::microseconds kGrace{50'000};
-// The time for the cause of a failure to leave this process.
+// For at most this time a failed process goes on sending the cause of its failure.
 constexpr base::microseconds kDelivery{200'000};
-// The time between two looks is this part of the interval of heartbeats, and at most the second constant.
+// The time between two looks is shortest_silence() divided by kLooksInSilence, and at most kLongestInterval.
 constexpr int kLooksInSilence = 10;
 constexpr base::microseconds kLongestInterval{1'000'000};
-// A bounded exchange ends before this part of the longest silence of a host.
+// When a bounded exchange has lasted for longer than `patience`, a host counts as silent if nothing has come from it for more
+// than this part of `patience`.
 constexpr double kSilencePart = 0.5;
 
-// The content of a message.
+// What a message holds: a RoundMessage of the exchange, or a control message of the failure detector.
 enum class MessageKind : std::uint8_t { kPart, kControl };
 
 Bytes encode(const RoundMessage& part) {
@@ -71,7 +73,8 @@ Card card_of(std::size_t rank, const Bytes& bytes) {
   }
 }
 
-// A roster for the time in which only the ranks' numbers are known.
+// The roster (the ranks, their hosts and their descriptions) before the first exchange has ended: it knows only the ranks'
+// numbers.
 Roster strangers(const transport::Transport& transport) {
   std::vector<Roster::Rank> ranks;
   for (int rank = 0; rank < transport.size(); ++rank) {
@@ -148,7 +151,7 @@ void Job::set_limits(Limits limits) {
       FailureDetector(failures_.roster(), {limits.silence, shortest_silence()}, time_.now());
 }
 
-// The shortest silence that some rank will ask about, in seconds; 0: none.
+// The smaller one of those limits that are not 0, in seconds; 0 if both are 0.
 double Job::shortest_silence() const {
   if (limits_.silence <= 0 || limits_.patience <= 0) {
     return std::max(limits_.silence, limits_.patience);
@@ -172,7 +175,7 @@ void Job::guard(Step step) {
     const ErrorCode code = known != nullptr ? known->code() : ErrorCode::kInternal;
     // MPI reports that a rank is lost, but not which one.
     Actions actions = failures_.find_lost(*this);
-    // The detector may have found a failure in this step, which the error has kept from being carried out.
+    // If the step has found a failure, but the error came before apply() could store it, find_lost() gives no actions.
     if (actions.empty() && !lost()) actions = failures_.fail(code, error.what());
     apply(actions);
   }
@@ -229,7 +232,7 @@ void Job::send(const Exchange::Sends& sends) {
     transport_->send_message(each.to, encode(each.part));
 }
 
-// Leaves out Membership's actions, which need an engine, and log lines.
+// Ignores log lines, and the actions that only Membership takes, which need an engine.
 void Job::apply(const Actions& actions) {
   for (const auto& action : actions) {
     if (const auto* send = std::get_if<FailureDetector::Send>(&action)) {
@@ -258,7 +261,7 @@ void Job::tell_failure(const std::string& cause, const std::vector<int>& ranks) 
   try {
     for (const int rank : ranks) send_control(rank, engine::Failure{cause});
   } catch (const base::Error&) {
-    // The other ranks learn of that rank's loss as this rank did.
+    // The ranks that get no message have to find the loss by themselves.
   }
 }
 
@@ -287,7 +290,7 @@ void Job::mind_patience(Time now) {
                               base::to_text(limits_.patience) + " s), waiting for " + text));
 }
 
-// Describes the ranks that this process gives up on; empty while it still waits.
+// Describes the ranks for which this process has waited too long; "" if it goes on waiting.
 std::string Job::awaited() const {
   std::string stopped;
   bool some_ended = false;

@@ -2,10 +2,10 @@
 // Thread: one at a time (job_driver.h). Owns: a transport of its own, the failure detector, and the current exchange. Blocks:
 // never. Throws: pass() throws the failure that stops the exchange: Error(PeerLost, Timeout, System, Internal).
 //
-// A collective of MPI waits for ever for a process that has failed. Here an exchange consists of control messages, and between
-// two looks at them this process watches the other processes: it reads their messages, checks the processes of its own host,
-// and expects heartbeats from other hosts. The first exchange introduces the ranks to each other; until it has ended only
-// their numbers are known.
+// A collective of MPI waits for ever for a process that has failed. An exchange of Job consists of control messages instead,
+// and while it lasts this process *looks* again and again (look()): it reads the messages that have come, checks the processes
+// of its own host, and expects heartbeats from other hosts. The first exchange introduces the ranks to each other; until it has
+// ended only their numbers are known.
 #pragma once
 
 #include <functional>
@@ -38,36 +38,37 @@ class Job : private engine::FailureDetector::Facts {
   Job(std::unique_ptr<transport::Transport> transport, base::TimeSource time, Card mine,
       WatchNeighbours watch);
 
-  // Seconds; 0: no limit. patience: for ranks that are stopped or silent; in a bounded exchange for all ranks. silence: for the
-  // next heartbeat of another host.
+  // Seconds; 0: no limit. patience: how long an exchange waits for ranks that are stopped or whose host is silent; a bounded
+  // exchange waits for any rank only that long. silence: a host from which nothing comes for this time is lost.
   struct Limits {
     double patience = 0;
     double silence = 0;
   };
   void set_limits(Limits limits);
 
-  // Begins an exchange; the one before must have ended. bounded: the limit `patience` also counts for ranks that run but have
-  // not sent their value.
+  // Begins an exchange; the exchange before it must have ended. bounded: `patience` also limits the wait for ranks that run but
+  // have not sent their value.
   void begin(Bytes mine, bool bounded);
-  // Looks once. Returns true when the exchange has ended.
+  // Looks once. Returns true if the exchange has ended.
   bool pass();
   std::vector<Bytes> values() const { return exchange_.values(); }
 
-  // The part of pass() without the exchange. Call it now and then between exchanges.
+  // The first part of pass(): one look. Call it between exchanges, too.
   void look();
-  // sends_heartbeats: do other ranks rely on such looks? look_interval: how often?
+  // Does look() send heartbeats, on which ranks of other hosts rely? Then call it at least once in each look_interval().
   bool sends_heartbeats() const { return failures_.keeps_in_touch(); }
   base::microseconds look_interval() const;
 
-  // Tells the waiting ranks why this process fails. Returns the text as they read it.
+  // Tells the other ranks, which wait, why this process fails. Returns the text that they get.
   std::string tell(const std::string& cause);
-  // Returns true when the text has left this process, or can no longer leave it.
+  // Returns true if the text has left this process, or if it cannot leave it any more.
   bool told();
 
   // "rank 3 (host a, pid 17)"
   const std::string& describe(int rank) const { return failures_.roster().describe(rank); }
   bool lost() const { return failure_.code != base::ErrorCode::kOk; }
-  // Kills stopped processes of this host: the job is over, but its launcher may wait for them.
+  // Kills the stopped processes of this host. Call it when the job is over: otherwise its launcher may wait for these
+  // processes.
   void kill_the_stopped();
 
  private:

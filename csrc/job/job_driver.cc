@@ -19,7 +19,8 @@ namespace {
 // The time between two looks of a waiting thread. It grows, so that a long wait uses almost no processor time.
 constexpr microseconds kFirstPause{10}, kLongestPause{20'000};
 
-// If a process cannot name its system, it counts as alone in it.
+// The kernel and the pid namespace of this process (Card::system). If they are not known, the text is unique, so the process
+// counts as alone on its system.
 std::string system_of_this_process(const std::string& host) {
   const std::string boot = base::first_line_of("/proc/sys/kernel/random/boot_id");
   struct stat namespace_of_pids = {};

@@ -1,8 +1,8 @@
-// Drives a Job while there is no engine. A waiting thread looks again and again. Between waits, a thread of the driver looks at
-// intervals, if ranks of other hosts rely on heartbeats.
-// Thread: any; one waits at a time. Owns: the Job, and the thread. Blocks: wait(); tell(), for a moment; close(), until a
-// running look has ended. Throws: what MpiEntrance and Job::pass throw; set_limits: std::system_error if no thread can be
-// started.
+// Drives a Job while there is no engine. While a thread waits, it looks again and again (job.h). If ranks of other hosts rely
+// on this rank's heartbeats, a thread of the driver looks at intervals, also between waits.
+// Thread: any, but only one thread waits at a time. Owns: the Job, and the driver's thread. Blocks: wait(); tell(), for a
+// moment; close(), until a running look has ended. Throws: what MpiEntrance and Job::pass throw; set_limits: std::system_error
+// if no thread can be started.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,8 @@ namespace hvdlite::job {
 
 class JobDriver {
  public:
-  // The job of an MPI communicator's ranks. All of them must make one, and wait() until they know each other.
+  // The job of an MPI communicator's ranks. All these ranks must make a JobDriver, and call wait() until they know each other.
+  // The parameters are those of MpiEntrance.
   JobDriver(const char* shim_path, const void* comm_address, bool takes_comm);
   ~JobDriver() { close(); }
   JobDriver(const JobDriver&) = delete;
@@ -26,7 +27,7 @@ class JobDriver {
 
   // Looks until the current exchange has ended, for at most `limit`. Returns true if it has ended.
   bool wait(base::microseconds limit);
-  // Calls use(job) while no thread looks. Allowed after the ranks know each other.
+  // Calls use(job) while no thread looks. Allowed only after the ranks know each other: after wait() has returned true once.
   template <typename Use>
   auto with(Use use) {
     const std::lock_guard lock(mutex_);
@@ -34,9 +35,9 @@ class JobDriver {
     return use(*job_);
   }
   void set_limits(Job::Limits limits);
-  // Tells the waiting ranks why this process fails. Waits a moment for the text to leave this process.
+  // Tells the other ranks, which wait, why this process fails. Waits a moment until the text has left this process.
   void tell(const std::string& cause);
-  // Called before MPI ends: stops looking. Call no function after it, except close().
+  // Ends all looks. Call it before MPI ends. After it, only close() may be called.
   void close();
 
  private:

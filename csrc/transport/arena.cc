@@ -12,9 +12,9 @@
 // name a tensor by its offset in its owner's part. An example: on member 0 part 0 begins at 0x7f10'0000'0000 and a
 // gradient lies at 0x7f10'0010'0000. Its offset is 0x10'0000, and member 1 finds it at bases()[0] + 0x10'0000.
 //
-// Who keeps a part mapped. The own part: the ArenaDraft, as long as tensors may lie in it, and the Arena. The other members'
-// parts: the Arena alone. Closing an arena drops the Arena from the engine's directory, but an operation in flight holds it
-// (Entry::arena). So no operation loses its memory.
+// What keeps a part mapped. A member's own part: its ArenaDraft (engine/intake/arenas.h), as long as tensors may lie in the
+// part, and the Arena. The other members' parts: the Arena alone. When an arena is closed, the engine's directory drops the
+// Arena, but each operation in flight holds it (Entry::arena). So no operation loses its memory.
 #include "transport/arena.h"
 
 #include <sys/mman.h>
@@ -44,7 +44,7 @@ Arena::Arena(std::int64_t id, base::SetId set, std::vector<std::shared_ptr<Share
   }
 }
 
-// The last comparison subtracts instead of adding `bytes` to an address: a sum of a large size and an address may overflow.
+// The last comparison subtracts and does not add `bytes` to an address, because the sum may overflow if `bytes` is large.
 bool Arena::holds(const void* data, std::size_t bytes) const {
   const auto* first = static_cast<const std::byte*>(data);
   const std::byte* base = bases_[index_];

@@ -11,12 +11,13 @@
 //   R4  rung + 1, then wake all sleepers    L4  look for the news: there, so unlisten
 //                                           L5  sleep if rung still equals seen
 //
-// No ring is lost. The fences R2 and L2 are sequentially consistent, so all threads agree which comes first. If R2 comes first,
-// L4 finds the news, because reads after L2 see what was stored before R2. If L2 comes first, R3 reads the value of L1 or a
-// later one. Either it reads the listener; or the listener has stopped listening, and then its next L2 comes after this R2, so
-// the first case holds for its next look. So R4 is reached while the thread listens. If R4 adds before L3 reads, L3 acquires
-// what R1 stored (R4 releases), and L4 finds the news. If R4 adds later, the kernel compares rung with seen under the lock that
-// R4's wake takes as well: either they differ at L5 and the thread does not sleep, or it sleeps and is woken.
+// No ring is lost. The fences R2 and L2 are sequentially consistent, so all threads agree which of them comes first. If R2
+// comes first, L4 finds the news, because reads after L2 see what was stored before R2. If L2 comes first, R3 reads the count
+// of L1 or a later count. If that count does not include the listener any more, the listener has stopped listening. Its next L2
+// comes after this R2, so its next look finds the news. If the count includes the listener, R4 follows. If R4 adds before L3
+// reads, L3 acquires what R1 stored (R4 releases), and L4 finds the news. If R4 adds after L3 has read, L5 decides: there the
+// kernel compares `rung` with `seen` under a lock that R4's wake takes as well. If the two differ, the thread does not sleep.
+// If they are equal, the thread sleeps before R4's wake, which wakes it.
 #pragma once
 
 #include <atomic>

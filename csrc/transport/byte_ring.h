@@ -1,5 +1,6 @@
-// The memory of a ring of bytes, which one process writes and one reads, without a lock: a head, in which they count, and data.
-// A byte has a place, the number of bytes before it since the ring was made; places wrap around the end of the data.
+// A ring of bytes in memory. One rank writes it and another rank reads it, without a lock. It has a head, in which the two
+// ranks count their bytes, and data. The *place* of a byte is the number of bytes that were written before it since the ring
+// was created. The byte lies in the data at the offset place modulo capacity.
 // Thread: as the code that uses it says. Owns: nothing. Blocks: no. Throws: nothing.
 #pragma once
 

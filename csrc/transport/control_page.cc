@@ -99,8 +99,8 @@ void ControlPage::announce_leaving() {
   slot(local_rank_).state.store(kLeft, std::memory_order_release);
 }
 
-// F_GETLK asks whether a lock of another process prevents this one. F_UNLCK means that none does, so the rank's process has
-// ended. If the call fails, the rank counts as alive: a wrong report of a loss would end the job.
+// F_GETLK asks whether a lock of another process is in the way of a lock on this byte. F_UNLCK means that there is none, so the
+// rank's process has ended. If the call fails, the rank counts as alive: a wrong report of a loss would end the job.
 std::string ControlPage::why_lost(int local_rank) const {
   const RankPage& theirs = slot(local_rank);
   std::uint32_t state = theirs.state.load(std::memory_order_acquire);
@@ -114,7 +114,8 @@ std::string ControlPage::why_lost(int local_rank) const {
   return state == kFailed ? std::string(theirs.cause, strnlen(theirs.cause, kCauseBytes)) : "";
 }
 
-// Reads without a lock: a rank stores its processors once, before the ranks tell each other that their pages are made.
+// Reads without a lock: each rank stores its processors only once, in the constructor, and the ranks call this function after
+// all constructors have ended.
 base::CpuSet ControlPage::union_of_cpus() const {
   base::CpuSet all;
   CPU_ZERO(&all);

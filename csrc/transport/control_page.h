@@ -1,6 +1,6 @@
 // Memory that all ranks of one host share: doorbells, the causes of failures, and proof that a rank lives.
-// Thread: any for the bell and the members that only read; the holder of the progress token for the rest. Owns: the memory.
-// Blocks: no. Throws: the constructor throws Error(System) if the system refuses; later functions throw nothing.
+// Thread: any for the bells and for functions that only read; for the others the holder of the progress token. Owns: the
+// memory. Blocks: no. Throws: the constructor throws Error(System) if the system refuses; the other functions throw nothing.
 //
 // Each rank holds a POSIX record lock on its own byte of the memory's file. The kernel drops the lock when the process ends in
 // any way. Forked children do not inherit the lock.
@@ -35,7 +35,8 @@ class ControlPage {
   // show a process its own lock.
   std::string why_lost(int local_rank) const;
 
-  // The processors that any rank of this host may run on. Valid after all ranks have made their pages.
+  // The processors on which at least one rank of this host may run. Valid after all ranks of the host have made their
+  // ControlPage.
   base::CpuSet union_of_cpus() const;
 
  private:

@@ -1,5 +1,5 @@
 // Control messages as frames. A message is its length and its bytes, cut into pieces so short that MPI sends nearly all of them
-// eagerly. Frames between two ranks arrive in order.
+// eagerly, that is, without asking the receiver first. Frames from one rank to another arrive in the order of sending.
 // Thread: one object, one thread. Owns: the part of the next message that has arrived. Blocks: no. Throws: Error(Internal) on
 // frames that no correct sender makes. Memory grows with the bytes that arrive, never with an announced length.
 #pragma once
@@ -16,10 +16,10 @@
 
 namespace hvdlite::transport {
 
-// Far more than the requests of all tensors of a job need. A larger length is an error.
+// A message that announces more bytes is an error. The limit is far above the size of the requests for all tensors of a job.
 inline constexpr std::uint64_t kMostMessageBytes = std::uint64_t{1} << 30;
 
-// The message with its length in front, to be cut into frames.
+// Returns the message with its length in front. The caller cuts it into frames.
 inline std::vector<std::byte> in_frames(std::span<const std::byte> message) {
   const std::uint64_t length = message.size();
   std::vector<std::byte> stream(sizeof(length));

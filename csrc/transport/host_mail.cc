@@ -13,8 +13,8 @@
 //    receiver    receive()    takes them, and returns the message
 //
 // The sender rings the receiver's bell after it has stored something. The receiver rings the sender's bell after it has made
-// room, if the sender waits for room (mail_ring.h). Without this ring, a rank with unsent messages would sleep until its time
-// limit.
+// room, if the sender waits for room (mail_ring.h). If the receiver did not ring, a rank with unsent messages would sleep until
+// its time limit.
 #include "transport/host_mail.h"
 
 #include <string>
@@ -46,9 +46,9 @@ void HostMail::push_unsent() {
   }
 }
 
-// Stores what has room, message by message. A closed ring has no reader any more: its messages are dropped, because the rank
-// has left and nobody would ever make room. The bell rings only if this call has stored a piece or dropped a message, so that a
-// full ring does not wake its reader again and again.
+// Stores as much as the ring has room for, message by message. If the ring is closed, the receiving rank has left: nobody would
+// ever make room, so its messages are dropped. The receiver's bell rings only if this call has stored a piece or dropped a
+// message, so that a full ring does not wake its reader again and again.
 void HostMail::push_unsent(Box& box, int to) {
   const std::size_t before = box.unsent.size(), done = box.done;
   while (!box.unsent.empty() &&
@@ -60,8 +60,8 @@ void HostMail::push_unsent(Box& box, int to) {
   if (box.unsent.size() != before || box.done != done) ring_(to);
 }
 
-// First stores more of this rank's unsent messages. A rank that waits may send nothing more, but it calls this function again
-// and again.
+// First stores more of this rank's unsent messages: a rank that waits perhaps never calls send() again, but it calls receive()
+// again and again.
 bool HostMail::receive(int* from, std::vector<std::byte>* message) {
   if (unsent_ > 0) push_unsent();
   for (std::size_t looked = 0; looked < boxes_.size(); ++looked) {
@@ -103,7 +103,8 @@ bool HostMail::flushed() {
   return unsent_ == 0;
 }
 
-// Rings the other ranks: a rank that sleeps with unsent messages for this rank then finds the ring closed, and drops them.
+// Rings the other ranks' bells. If a rank sleeps with unsent messages for this rank, it then finds the ring closed and drops
+// them.
 void HostMail::close() {
   for (std::size_t from = 0; from < boxes_.size(); ++from) {
     if (static_cast<int>(from) == local_rank_) continue;

@@ -1,5 +1,5 @@
 // Control messages between the ranks of one host, through the host's window. Each ordered pair of ranks has a ring. A message
-// that finds no room waits in the sender's memory; messages of a pair keep their order.
+// that finds no room waits in the sender's memory. Messages from one rank to another keep their order.
 // Thread: the holder of the progress token. Owns: unsent messages, and the received pieces of incomplete messages. Blocks: no.
 // Throws: Error(Internal) if a ring holds values that no correct rank stores.
 #pragma once
@@ -22,13 +22,14 @@ class HostMail {
   void send(int to, std::vector<std::byte> message);
   // Moves the next whole message of any rank into *message. Returns false if there is none.
   bool receive(int* from, std::vector<std::byte>* message);
-  // Have all messages left this rank, except those to ranks that have stopped reading?
+  // Has this rank stored all its messages in the rings, each as a whole? Messages to ranks that have stopped reading are
+  // dropped and do not count.
   bool flushed();
-  // The number of pieces that this rank has taken from that rank.
+  // The number of pieces that this rank has taken from the other rank's ring.
   std::uint64_t received_from(int local_rank) const {
     return boxes_[index_of(local_rank)].received;
   }
-  // This rank stops reading. Other ranks no longer wait until it has read their messages.
+  // This rank stops reading. From then on other ranks do not keep messages for it, and do not wait until it has read them.
   void close();
 
  private:

@@ -7,8 +7,8 @@
 // An example: four ranks and the usual sizes. A tile has 512 KiB, so a rank's 16 tiles take 8 MiB. The rings from one rank to
 // another have 64 KiB for mail and 128 KiB for payloads. A part also has rings from the rank to itself, which nobody uses.
 //
-// The host's first rank takes the pages of the heads and ledgers, and each rank takes those of its own part. No rank uses the
-// window before all have done that: share() in mpi_env.cc waits for all.
+// The host's first rank takes the pages of the heads and ledgers from the system, and each rank takes the pages of its own
+// part. share() in mpi_env.cc returns only after all ranks have done that, so no rank uses the window earlier.
 #include "transport/host_window.h"
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Memory that all ranks of one host share. Collectives exchange data in it, and ranks agree in it without messages.
-// Thread: plain memory, any; the code that uses a part says which rank may write it. Owns: shares of its memory and of the
-// result memory. Blocks: no. Throws: nothing but over().
+// Thread: plain memory, any; the code that uses a piece of memory says which rank may write it. Owns: its memory and the result
+// memory; other objects may own them, too (shared_ptr). Blocks: no. Throws: only over() throws.
 //
 // The window consists of regions. A process set uses one region for its collectives, and two if its members are on several
 // hosts (engine/negotiation/regions.h); the set of all ranks takes as many again for GPU tensors. collectives/shared_channel.h
@@ -27,7 +27,7 @@
 
 namespace hvdlite::transport {
 
-// What one rank tells the others about its use of one region. Counts are of tiles since the window was made.
+// What one rank tells the others about its use of one region. All counters count tiles, from the creation of the window on.
 struct WindowFlags {
   static constexpr std::size_t kInlineBytes = 48;
 
@@ -43,8 +43,8 @@ struct WindowFlags {
   std::atomic<std::uint64_t> reduced;      // tiles whose slice this rank has reduced
   std::atomic<std::uint64_t> done;         // tiles that this rank does not read any more
   Inline small[2];
-  // result[t & 1], for the operation that begins with tile t: the offset of its result in this rank's ResultMemory, plus 1; 0:
-  // the result lies elsewhere.
+  // result[t & 1] belongs to the operation that begins with tile t. It is the offset of the operation's result in this rank's
+  // ResultMemory, plus 1. 0: the result lies elsewhere.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> result[2];
 };
 static_assert(sizeof(WindowFlags) == 256);
@@ -54,10 +54,10 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 struct WindowHead {
   static constexpr std::size_t kTileClasses = 6;
 
-  // How many ranks have left process sets that used the region, since the window was made. From this number the next set knows
-  // when the previous one has left.
+  // A rank adds 1 when it has stopped using the region for a process set (~SharedChannel). The count begins at 0 when the
+  // window is created. From it the next set in the region knows when all ranks of the sets before it have stopped.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> departures;
-  // The kind of stores that write tiles, by the tiles' class (collectives/tile_stores.h). The set's first member writes it.
+  // The kind of stores that write tiles, by the tiles' class (collectives/tile_stores.h). The set's first member stores it.
   alignas(base::kCacheLine) std::atomic<std::uint64_t> tile_stores[kTileClasses];
 };
 
@@ -78,8 +78,8 @@ class HostWindow {
     std::size_t mail_bytes = kUsualMail;
     std::size_t payload_bytes = kUsualPayload;
 
-    // Tiles have at most largest_tile bytes, and fewer if many ranks share a host, so that all together stay within the budget.
-    // But a tile has at least kSmallestTile, so from 129 ranks on the tiles take more than the usual budget.
+    // A tile has at most largest_tile bytes. If many ranks share a host, tiles are smaller, so that all tiles together stay
+    // within the budget. But a tile has at least kSmallestTile, so from 129 ranks on the tiles take more than the usual budget.
     static Layout for_ranks(int ranks, std::size_t ledger_bytes,
                             std::size_t largest_tile = kUsualTile,
                             std::size_t budget = std::size_t{32} << 20) {
@@ -128,9 +128,9 @@ class HostWindow {
   // memory: shape.bytes() bytes on a page boundary, zero at first.
   HostWindow(std::shared_ptr<std::byte> memory, const Layout& shape, int local_rank)
       : memory_(std::move(memory)), shape_(shape), local_rank_(local_rank) {}
-  // For ranks that are processes: a window in memory that all of them map, and that was not used yet. Reserves and touches this
-  // rank's part (and the heads and ledgers of all regions, if it is the host's first rank). So later use cannot run out of
-  // memory, and the pages lie on this rank's NUMA node. Throws Error(System) if the machine lacks the memory.
+  // For ranks that are processes: a window over memory that all of them map, and that nobody has used. Reserves and touches
+  // this rank's part, and the heads and ledgers of all regions if this rank is the host's first rank. So later use cannot run
+  // out of memory, and the pages lie on this rank's NUMA node. Throws Error(System) if the machine lacks the memory.
   static std::unique_ptr<HostWindow> over(std::shared_ptr<SharedMemory> memory, const Layout& shape,
                                           int local_rank);
 
@@ -158,7 +158,7 @@ class HostWindow {
   }
   WindowHead& head(int region) const { return *reinterpret_cast<WindowHead*>(common(region)); }
   std::byte* ledger(int region) const { return common(region) + sizeof(WindowHead); }
-  // Sets the result memory beside the window; null if this host has none. All ranks of the host set it or none.
+  // Sets the result memory beside the window; null if this host has none. Either all ranks of a host set it, or none of them.
   void set_results(std::shared_ptr<ResultMemory> results) { results_ = std::move(results); }
   const std::shared_ptr<ResultMemory>& results() const { return results_; }
 

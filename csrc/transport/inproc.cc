@@ -2,12 +2,12 @@
 // an endpoint is read together with the mailboxes that it fills and empties.)
 //
 // A stream is all transfers from one rank to another with one tag. In it sends and receives match in order, as MPI's do. The
-// side that posts first waits in the receiver's mailbox. The thread of the other side then performs the match, and copies the
-// bytes.
+// side whose transfer is posted first waits in the receiver's mailbox. The thread of the other side then performs the match,
+// and copies the bytes.
 //
 //    receive first   the send copies straight to the receive's memory
-//    send first      the receive copies from the sender's memory. If the send is short, it copies from the copy in the mailbox:
-//                    a short send is complete already, and its memory may have changed
+//    send first      the receive copies from the sender's memory. But a short send is complete already, and its memory may have
+//                    changed: then the receive copies from the copy in the mailbox
 //
 // The life of a transfer. Its PostedTransfer lies in its endpoint's operations_, and its ticket names the place there:
 //
@@ -263,7 +263,7 @@ class Endpoint final : public Transport {
     }
   }
 
-  // After announce_leaving() the loss does not count. `connected` comes last: only then may a new endpoint of this rank post.
+  // lose() does nothing after announce_leaving(). `connected` comes last: only then may a new endpoint of this rank post.
   ~Endpoint() override {
     close();
     fabric_->lose(rank_, "ended without leaving");
@@ -289,8 +289,8 @@ class Endpoint final : public Transport {
     return posted.ticket;
   }
 
-  // If cancel() finds nothing, the other side has matched the transfer just before. Then the state, which is read again, has
-  // the result, and a later call reports the loss.
+  // If cancel() finds nothing, the other side has matched the transfer just before. Then the state has the result, so it is
+  // read again, and a later call reports the loss.
   bool test(Ticket& ticket) override {
     if (!ticket) return true;
     PostedTransfer& operation = named(ticket);
@@ -379,7 +379,8 @@ class Endpoint final : public Transport {
 
   void announce_leaving() override { fabric_->leave(rank_); }
 
-  // Equal counts mean that nothing is new, so the usual call takes no lock. The own loss is counted as told, but not reported.
+  // Equal counts mean that no rank was lost since the last call, so the usual call takes no lock. This rank's own loss is
+  // counted as told, but not reported.
   bool find_lost_peer(int* rank, std::string* how) override {
     if (fabric_->losses() == told_count_) return false;
     for (int peer = 0; peer < size(); ++peer) {
@@ -422,7 +423,7 @@ class Endpoint final : public Transport {
     const std::lock_guard lock(box.mutex);
     const auto place = box.streams.try_emplace(key).first;
     auto& [unmatched, are_sends] = place->second;
-    // Only transfers of the same kind (sends or receives) wait, or none. So this one has no match yet.
+    // If no transfer waits, or if those that wait are of the same kind (sends or receives), this transfer has no match yet.
     if (unmatched.empty() || are_sends == sends) {
       are_sends = sends;
       unmatched.push_back({&own, data, bytes});
@@ -443,7 +444,8 @@ class Endpoint final : public Transport {
     const UnmatchedTransfer mine = {&own, data, bytes};
     const UnmatchedTransfer& from = sends ? mine : other;
     const UnmatchedTransfer& to = sends ? other : mine;
-    // The mailbox does not point to the PostedTransfer of an eager send, which is complete. Then `own` stands for both sides.
+    // The mailbox has no pointer to the PostedTransfer of an eager send, because that send is complete. In this case `own`
+    // stands for both sides.
     PostedTransfer& theirs = other.operation != nullptr ? *other.operation : own;
     if (from.bytes != to.bytes)
       reject(theirs, own, size_mismatch(key, receiver, from.bytes, to.bytes));
@@ -499,8 +501,8 @@ class Endpoint final : public Transport {
 
 namespace {
 
-// One for each rank of a host, all over one memory; each object gives blocks of its rank's part only. Null: results are
-// private. If the system refuses the memory, the tests run with private results.
+// Makes one ResultMemory for each rank of a host, all over the same memory; each gives blocks of its own rank's part only.
+// Null: the rank's results are private. If the system refuses the memory, the tests run with private results.
 std::vector<std::shared_ptr<ResultMemory>> share_results(std::size_t ranks) {
   std::vector<std::shared_ptr<ResultMemory>> results(ranks);
   if (ranks == 1) return results;

@@ -60,7 +60,7 @@ class MailRingWriter {
         read_(ring.head->read.load(std::memory_order_acquire)) {}
 
   // Stores as many pieces of the message as there is room for, beginning at *done, and moves *done. Returns true if the message
-  // is complete. If not, the writer is starved; its owner calls this again after the bell.
+  // is complete. If it returns false, the writer is starved, and its owner calls put() again after the bell has rung.
   bool put(std::span<const std::byte> message, std::size_t* done) {
     while (*done < message.size()) {
       const std::size_t bytes = std::min(message.size() - *done, ring_.largest_piece());
@@ -80,7 +80,7 @@ class MailRingWriter {
 
  private:
   bool has_room(std::size_t space) const { return ring_.capacity - (written_ - read_) >= space; }
-  // Reads the reader's count anew. Only if that shows no room, sets `starved` and reads it once more.
+  // Reads the reader's count again. If the count shows no room, sets `starved` and reads the count once more.
   bool finds_room(std::size_t space) {
     std::atomic<std::uint32_t>& starved = ring_.head->starved;
     for (const std::uint32_t says : {0U, 1U}) {

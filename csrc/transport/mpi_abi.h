@@ -1,10 +1,10 @@
 /* The only view of MPI the core has: opaque 64-bit handles and a table of functions.
  *
- * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table; the core opens the shim
- * that fits the MPI mpi4py has loaded. Every function returns 0 or that MPI's error code (see error_text), if its comment says
- * nothing else. The shim sets MPI_ERRORS_RETURN on every communicator that it makes or adopts, so an error there does not abort
- * the job. The caller's communicator keeps its own error handler until it is adopted. Thread: the caller serialises calls, or
- * MPI has the thread level multiple. */
+ * mpi_shim.cc includes mpi.h, is compiled once for each MPI found at build time, and fills the table. The core opens the shim
+ * that fits the MPI that mpi4py has loaded. Unless its comment says something else, a function returns 0 or an error code of
+ * that MPI (see error_text). The shim sets MPI_ERRORS_RETURN on every communicator that it makes or adopts, so an error there
+ * does not abort the job. The caller's communicator keeps its own error handler until it is adopted. Thread: the caller
+ * serialises calls, or MPI has the thread level multiple. */
 #ifndef HVDLITE_TRANSPORT_MPI_ABI_H_
 #define HVDLITE_TRANSPORT_MPI_ABI_H_
 
@@ -35,8 +35,9 @@ typedef struct hvdlite_mpi {
   /* From the address of an MPI_Comm (mpi4py: MPI._addressof(comm)). */
   int (*comm_from_address)(const void* address, hvdlite_mpi_comm* out);
   int (*comm_dup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out);
-  /* comm_idup does not wait for the other ranks: *out becomes the duplicate when test() says that the request is complete, and
-   * must stay at its address until then. comm_adopt prepares a communicator that the shim has not made, or this duplicate. */
+  /* comm_idup does not wait for the other ranks. *out becomes the duplicate when test() says that the request is complete;
+   * until then *out must stay at its address. comm_adopt sets the error handler of this duplicate, or of a communicator that
+   * the shim has not made. */
   int (*comm_idup)(hvdlite_mpi_comm comm, hvdlite_mpi_comm* out, hvdlite_mpi_request* request);
   int (*comm_adopt)(hvdlite_mpi_comm comm);
   int (*comm_split_shared)(hvdlite_mpi_comm comm, int key,
@@ -47,13 +48,14 @@ typedef struct hvdlite_mpi {
   int (*comm_size)(hvdlite_mpi_comm comm, int* size);
   int (*tag_upper_bound)(hvdlite_mpi_comm comm, int* bound);
 
-  /* Bytes; count is at most INT_MAX, the caller splits. */
+  /* Messages of `count` bytes, at most INT_MAX; the caller splits longer ones. */
   int (*isend)(const void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
                hvdlite_mpi_request* out);
   int (*irecv)(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
                hvdlite_mpi_request* out);
-  /* done 1: complete and freed; source and bytes as received. After an error the request is not freed, and its memory must stay
-   * valid. comm: the request's; if one of its ranks is lost, test() may report that for any request. */
+  /* done 1: the request is complete and freed; for a receive, source and bytes are set. After an error the request is not
+   * freed, and its memory must stay valid. comm: the request's communicator. If one of its ranks is lost, test() may report
+   * that for any request on it. */
   int (*test)(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source,
               int* bytes);
   /* Asks MPI to withdraw the request; test() then tells when it is complete or withdrawn. */
@@ -65,7 +67,7 @@ typedef struct hvdlite_mpi {
 
   /* Fault tolerance (ULFM); null where this MPI has none. */
   int (*revoke)(hvdlite_mpi_comm comm);
-  /* A rank of comm that has failed, other than those of known (count of them); -1: none. */
+  /* Returns a rank of comm that has failed and is not one of the `count` ranks in `known`; -1: there is none. */
   int (*failed_rank)(hvdlite_mpi_comm comm, const int* known, int count);
 
   /* 1: a process has failed, or the communicator was revoked */

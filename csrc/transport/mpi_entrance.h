@@ -1,8 +1,8 @@
 // Makes a transport for control messages between the ranks of an MPI communicator, without waiting for any rank. JobDriver uses
 // it.
 // Thread: one at a time. Owns: the duplicate of a communicator until take(). If it is destroyed before open() has returned
-// true, it leaks the duplicate, because MPI may still write its handle. Blocks: never. Throws: what load_mpi() throws
-// (mpi_library.h), and Error(System, PeerLost) if MPI refuses.
+// true, it leaks the duplicate, because MPI may still write the duplicate's handle. Blocks: never. Throws: what load_mpi()
+// throws (mpi_library.h), and Error(System, PeerLost) if MPI refuses.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace hvdlite::transport {
 
 class MpiEntrance {
  public:
-  // comm_address: of an MPI_Comm. All its ranks must make an entrance. takes_comm: the transport uses it instead of a
-  // duplicate.
+  // comm_address: the address of an MPI_Comm. All ranks of the communicator must make an MpiEntrance. takes_comm: the transport
+  // uses the communicator itself instead of a duplicate.
   MpiEntrance(const char* shim_path, const void* comm_address, bool takes_comm);
   ~MpiEntrance();
   MpiEntrance(const MpiEntrance&) = delete;
@@ -27,7 +27,7 @@ class MpiEntrance {
   // Call it once, when open() has returned true. The transport knows no names, treats each rank as alone on its host, and has
   // no shared memory.
   std::unique_ptr<Transport> take();
-  // May one thread use this communicator while another thread uses another one?
+  // Does MPI allow one thread to use this communicator while another thread uses another communicator?
   bool takes_threads() const { return takes_threads_; }
 
  private:

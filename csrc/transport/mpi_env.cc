@@ -1,5 +1,5 @@
-// How the ranks of a job join, in open_mpi(). The steps are collective over the job or over a host. So all its ranks make the
-// same steps in the same order, also ranks that cannot share memory:
+// How the ranks of a job join, in open_mpi(). Each step is collective over the job or over a host. So all ranks, also those
+// that cannot share memory, make the same steps in the same order:
 //
 //    1  duplicate the communicator           so no receive of hvdlite matches a message of the program; not with takes_comm
 //    2  split it by host, as MPI sees hosts  MPI_Comm_split_type
@@ -9,9 +9,9 @@
 //    6  free the host communicator           no later step needs it
 //    7  ask which ranks have a window        hierarchical collectives need one on every host
 //
-// The result of share() must be the same on all ranks of a host: a rank that waited in shared memory for a rank that sends
-// messages would wait for ever. So each attempt ends with an allgather of the problems, and a rank without a problem drops its
-// memory again if another rank has one. An attempt with one kind of memory:
+// The result of share() must be the same on all ranks of a host. Otherwise a rank could wait in shared memory for a rank that
+// sends messages, and would wait for ever. So each attempt ends with an allgather of the problems, and if one rank has a
+// problem, all ranks drop their memory again. An attempt with one kind of memory:
 //
 //    first rank of the host              other ranks of the host
 //    create the memory                   -
@@ -125,7 +125,7 @@ std::unique_ptr<Thing> share(const HostRanks& host, const char* name, std::size_
     std::vector<Problem> all(static_cast<std::size_t>(host.size));
     check(host.mpi, host.mpi->allgather(&mine, sizeof(mine), all.data(), host.comm),
           "MPI_Allgather");
-    // Now no rank opens the memory any more. Without the object, the memory's destructor has removed the name already, and
+    // Now no rank opens the memory any more. If `thing` is null, the memory is destroyed and its name removed already, and
     // `original` points to no object.
     if (thing && original != nullptr) original->unlink();
     // If the leader could not make the memory, only the leader reports a problem, because the other ranks tried nothing.
@@ -162,8 +162,9 @@ std::shared_ptr<ResultMemory> share_results(const HostRanks& host, const base::C
                              });
 }
 
-// A collective of MPI may fail only on those ranks that talk to a lost one. If it fails here, this rank tells the others by
-// revoking the communicators. With an empty list, as after a success, the destructor does nothing.
+// If a rank is lost, a collective of MPI may fail on those ranks that talk to it, while the others go on waiting. So a rank on
+// which a collective fails revokes the communicators, which ends the wait of the others. If the list is empty, as after a
+// success, the destructor does nothing.
 struct Revoking {
   const hvdlite_mpi* mpi;
   std::vector<hvdlite_mpi_comm> comms{};

@@ -26,14 +26,14 @@ struct MpiWorld {
 MpiWorld open_mpi(const char* shim_path, const void* comm_address, bool takes_comm,
                   const base::Config& config, std::size_t ledger_bytes);
 
-// How ranks wait for each other: `ranks` of them that may run on `cpus` processors together. Polling pays off for about the
-// time that it takes to fall asleep and be woken. If ranks share a processor, a polling rank would take it from the very rank
-// that it waits for, so each rank yields instead. Pure.
+// How the ranks of a host wait for each other. There are `ranks` of them, and together they may run on `cpus` processors.
+// Polling pays off for about the time that it takes to fall asleep and be woken. If ranks share a processor, a polling rank
+// would take it from the very rank that it waits for, so each rank yields instead. Pure.
 base::WaitPolicy choose_waiting(const base::Config& config, int cpus, int ranks);
 
-// The lowest rank of each rank's host. leaders: the same, as MPI reports it. machines: names of the machines, "" if unknown.
-// Ranks are on one host if MPI says so, or if their machine is the same. If the launcher does not tell MPI the topology, MPI
-// reports each rank as alone on its host. Pure.
+// Returns for each rank the lowest rank of its host. leaders: the same list as MPI reports it. machines: the name of each
+// rank's machine, "" if unknown. Two ranks are on one host if MPI says so, or if they have the same machine. If the launcher
+// does not tell MPI the topology, MPI reports each rank as alone on its host. Pure.
 std::vector<int> merge_hosts(std::vector<int> leaders, const std::vector<std::string>& machines);
 
 // A rank's place, computed from the lowest rank of each rank's host (leaders[r]). Pure.

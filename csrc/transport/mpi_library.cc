@@ -33,7 +33,7 @@ void check(const hvdlite_mpi* mpi, int error, const char* what) {
 
 namespace {
 
-// As query_thread of the table gives them.
+// The thread levels, with the numbers that query_thread of the table gives.
 constexpr int kSerialized = 2, kMultiple = 3;
 
 int thread_level(const hvdlite_mpi* mpi) {
@@ -60,8 +60,8 @@ const hvdlite_mpi* load_shim(const char* path) {
   return table();
 }
 
-// Below serialized, MPI may be called only from the thread that has initialized it, and the engine's thread is another one.
-// With serialized, the program and hvdlite must not call MPI at the same time (docs/threading.md).
+// Below MPI_THREAD_SERIALIZED, only the thread that has initialized MPI may call it, and the engine has a thread of its own.
+// With MPI_THREAD_SERIALIZED, the program and hvdlite must not call MPI at the same time (docs/threading.md).
 void check_thread_level(const hvdlite_mpi* mpi) {
   int initialized = 0;
   check(mpi, mpi->initialized(&initialized), "MPI_Initialized");

@@ -12,9 +12,10 @@ namespace hvdlite::transport {
 const hvdlite_mpi* load_mpi(const char* shim_path);
 // May several threads call MPI at the same time?
 bool takes_threads(const hvdlite_mpi* mpi);
-// Throws an error of MPI: Error(PeerLost) if it reports a lost rank. The text is `where` and what MPI says.
+// Throws Error(PeerLost) if MPI's `error` says that a rank is lost, and Error(System) for all other errors. The text is `where`
+// and MPI's own text.
 [[noreturn]] void refuse(const hvdlite_mpi* mpi, int error, const std::string& where);
-// Throws MPI's error text after a failed function of init().
+// For init(): does nothing if `error` is 0. Otherwise throws as refuse() does. what: the call that has failed.
 void check(const hvdlite_mpi* mpi, int error, const char* what);
 
 }  // namespace hvdlite::transport

@@ -190,7 +190,8 @@ int failed_rank(hvdlite_mpi_comm comm, const int* known, int count) {
 int health(MPI_Comm) { return MPI_SUCCESS; }
 #endif
 
-// Every poll that finds nothing calls this. Each thread counts its polls, and every kPollsBetween-th asks the communicator.
+// Every poll of a request that is not complete calls this. Each thread counts its polls, and every kPollsBetween-th asks the
+// communicator.
 int health_now_and_then(MPI_Comm comm) {
   constexpr unsigned kPollsBetween = 16;  // asking the communicator costs as much as a few polls
   thread_local unsigned polls = 0;
@@ -236,8 +237,9 @@ int irecv(void* data, int count, int peer, int tag, hvdlite_mpi_comm comm,
   return error;
 }
 
-// Polls with MPI_Request_get_status, which frees nothing. Reason: Open MPI's MPI_Test frees a failed request, and may abort
-// when the late completion arrives. A failed request is left alone, and the caller keeps its buffer.
+// Polls with MPI_Request_get_status, which frees nothing. MPI_Test would not do: Open MPI's MPI_Test frees a failed request,
+// and may abort when the request's completion arrives later. So a failed request is left alone, and the caller keeps its
+// buffer.
 int test(hvdlite_mpi_request* request, hvdlite_mpi_comm comm, int* done, int* source, int* bytes) {
   *done = 0;
   MPI_Request handle = unwrap<MPI_Request>(*request);

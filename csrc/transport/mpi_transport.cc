@@ -4,7 +4,8 @@
 //    data      MPI_Isend / MPI_Irecv with a tag of the operation; a message longer than limit_to() is cut into parts
 //    control   in the host: HostMail, if there is a window; else frames of MPI with control_tag_
 //              to other hosts: frames of MPI with control_tag_
-//    doorbell  the ControlPage's bells, inside the host. Other hosts cannot ring: the engine sleeps shorter (engine/pacing.cc)
+//    doorbell  the ControlPage's bells, inside the host. Ranks of other hosts cannot ring, so if there are several hosts the
+//              engine sleeps for shorter times (engine/pacing.cc)
 //
 // The way of the frames of control messages between their lists:
 //
@@ -46,8 +47,9 @@ namespace {
 // The tags of data begin here, above those of control messages.
 constexpr int kFirstDataTag = 2;
 // Longer messages take several frames. A frame should be sent eagerly, that is, without asking the receiver first. Open MPI's
-// limits, which include its own header, are 64 KiB over TCP and 4 KiB within a host. So within a host MPI asks before a
-// frame of 4 KiB or more. Only ranks without a window send such frames there, and the job's transport, which knows no hosts.
+// limits, which include its own header, are 64 KiB over TCP and 4 KiB within a host. So within a host MPI asks before a frame
+// of 4 KiB or more. Frames of that size within a host come only from ranks without a window, and from the job's transport
+// (mpi_entrance.cc), which knows no hosts.
 constexpr std::size_t kFrameBytes = 16384;
 constexpr std::size_t kFrameBytesInHost = 4096;
 constexpr int kPostedFrames = 8;
@@ -215,7 +217,7 @@ bool MpiTransport::test(Ticket& ticket) {
     if (posted.is_recv) ++received_[static_cast<std::size_t>(posted.peer)];
     ++posted.next;
   }
-  // The send of a large message completes about now, and its rank may be asleep.
+  // The peer's send of a large message completes about now, and the peer may be asleep.
   if (posted.is_recv && posted.large) ring(posted.peer);
   ++activity_;
   free_slots_.push_back(static_cast<std::uint32_t>(ticket.id - 1));
@@ -225,8 +227,8 @@ bool MpiTransport::test(Ticket& ticket) {
 
 // --- control plane --------------------------------------------------------------------------------------------------
 
-// If MPI refuses a frame, the frames before it are on the way. check() then throws, which makes this rank fail. It could not go
-// on: the peer would join the next message to the half one.
+// If MPI refuses a frame, the message's frames before it are on the way. check() then throws, which makes this rank fail. It
+// could not go on: the peer would take the next message for the rest of this one.
 void MpiTransport::send_message(int peer, std::vector<std::byte> message) {
   if (has_mail_with(peer)) return mail_->send(local_rank_of(peer), std::move(message));
   const std::vector<std::byte> stream = in_frames(message);
@@ -266,7 +268,7 @@ bool MpiTransport::messages_flushed() {
   return outgoing_.empty() && (!mail_ || mail_->flushed());
 }
 
-// Posts a receive for each spare frame. Returns 0, or MPI's error; then the next call tries again.
+// Posts a receive for each spare frame. Returns 0, or MPI's error. After an error the next call tries again.
 int MpiTransport::post_frame_receives() {
   while (!spare_.empty()) {
     Frame& next = spare_.front();

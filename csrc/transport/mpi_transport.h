@@ -29,15 +29,16 @@ class MpiTransport : public Transport {
     int pid = 0;     // 0: host and pid are not known
     int leader = 0;  // the lowest rank of its host
   };
-  // The largest single messages.
+  // The largest messages that MPI sends in one part.
   struct Limits {
     std::size_t bytes = std::size_t{1} << 30;
     std::size_t remote_bytes = std::size_t{32} << 10;  // to another host
   };
-  // The tags of control messages, of an engine's transport and of a job's. Both may use one communicator.
+  // The tags of control messages: one for the transport of an engine, and one for the transport of a Job (job/job.h). Both
+  // transports may use one communicator.
   static constexpr int kEngineTag = 0, kJobTag = 1;
-  // comm: only the transport of the other kind of control messages may use it as well. page, window: null if this host has
-  // none. windows_everywhere: all hosts have a window.
+  // comm: only this transport, and one transport with the other control_tag, may use it. page, window: null if this host has
+  // none. windows_everywhere: do all hosts have a window?
   MpiTransport(const hvdlite_mpi* mpi, hvdlite_mpi_comm comm, int rank,
                std::vector<RankLocation> peers, std::unique_ptr<ControlPage> page,
                std::unique_ptr<HostWindow> window, bool windows_everywhere, Limits limits,

@@ -8,8 +8,9 @@
 //                                                                then counts the header as read
 //    kStreamed  copies the payload into the ring                 copies it out of the ring
 //
-// From kOffered both sides go through kStreamed. If the receiver could read the payload, `done_` is already the whole size
-// there, and nothing is copied. If the kernel refused, `done_` is 0 and the payload is streamed. So one path serves both cases.
+// From kOffered both sides go on to kStreamed. If the receiver could read the payload, `done_` is the whole size when kStreamed
+// begins, and nothing is copied. If the kernel refused, `done_` is 0, and the payload is streamed. So one path serves both
+// cases.
 //
 // An example: 3 MiB through an empty ring, and each call of process_vm_readv reads all bytes that it is asked for.
 //
@@ -23,12 +24,12 @@
 // If the kernel refuses instead, the receiver's first call stores `refused`, counts the header as read and returns kSome. Then
 // the sender streams the 3 MiB.
 //
-// The order of stores makes that safe: the receiver stores `refused` before it counts the header as read (release), and the
-// sender looks at `refused` after it has seen that count (acquire, in room()). Until then the sender's memory must stay as
-// it is.
+// After a refusal both sides agree because of the order of stores: the receiver stores `refused` before it counts the header as
+// read (release), and the sender looks at `refused` after it has seen that count (acquire, in room()). Until the sender has
+// seen the count, its memory must stay as it is.
 //
-// Only the receiver checks counts of the ring (there()). The sender need not: whatever `read` says, the sender stores at most a
-// quarter of the ring at once, and copy_in() stays inside of the ring.
+// Only the receiver checks a count in the ring (there()). The sender need not check `read`: whatever its value is, the sender
+// stores at most a quarter of the ring at once, and copy_in() stays inside of the ring.
 #include "transport/payload_stream.h"
 
 #include <sys/uio.h>
@@ -55,7 +56,8 @@ constexpr std::size_t kAtOnce = std::size_t{1} << 20;
 constexpr std::size_t kPiecesInRing = 4;
 
 // The proof that a process number belongs to the sender. The time in nanoseconds is part of the value, so almost certainly no
-// other process has this value at this address. Exceptions are children forked later, and a parent that has the same copy.
+// other process has this value at this address. Only a process that shares the value by fork() has it: a child of the sender
+// that was forked later, or a parent from which the sender has inherited the value.
 const std::uint64_t& own_proof() {
   static const std::uint64_t proof =
       static_cast<std::uint64_t>(getpid()) << 32 ^
@@ -136,8 +138,8 @@ Progress PayloadWriter::advance(std::span<const std::byte> payload) {
 PayloadReader::PayloadReader(const PayloadRing& ring, pid_t writer)
     : ring_(ring), writer_(writer), read_(ring.head->read.load(std::memory_order_relaxed)) {}
 
-// The bytes that the sender has stored and this side has not read. The count is in shared memory, so it is checked: a count
-// beyond the capacity would let this side read bytes that were never written.
+// The number of bytes that the sender has stored and this side has not read. The sender's count is in shared memory, so it is
+// checked: a count beyond the capacity would let this side read bytes that were never written.
 std::size_t PayloadReader::there() const {
   const std::uint64_t bytes = ring_.head->written.load(std::memory_order_acquire) - read_;
   if (bytes > ring_.capacity) {
@@ -169,11 +171,12 @@ void PayloadReader::take_header(std::size_t bytes) {
   if (stage_ == Stage::kStreamed) publish();
 }
 
-// Reads the proof and the next bytes with one system call. Returns false if the kernel refuses, or if the number belongs to
-// another process. In that case bytes of the other process may lie in `payload` until the payload is streamed over them.
+// Reads the proof and the next bytes with one system call. Returns false if the kernel refuses, or if the process number
+// belongs to another process. In the second case bytes of the other process may lie in `payload` until the payload is streamed
+// over them.
 //
-// The kernel may read less than it is asked for. Then the next call goes on behind what has come. No byte behind the proof
-// counts as a refusal, so that each call that returns true has moved the payload on.
+// The kernel may read less than it is asked for. Then the next call goes on where this one has ended. If the kernel reads no
+// byte of the payload, that counts as a refusal. So each call that returns true has moved the payload on.
 bool PayloadReader::read_memory(std::span<std::byte> payload) {
   const std::size_t bytes = std::min(payload.size() - done_, kAtOnce);
   std::uint64_t proof = 0;
@@ -211,9 +214,9 @@ Progress PayloadReader::advance(std::span<std::byte> payload) {
   if (stage_ == Stage::kNew) return Progress::kNone;
   if (stage_ == Stage::kOffered) {
     any = read_memory(payload);
-    // The header is not counted as read yet, so the sender keeps its memory as it is for the next call.
+    // The header is not counted as read yet, so the sender's memory stays as it is, and the next call can read on.
     if (any && done_ < payload.size()) return Progress::kSome;
-    // Also what was read in earlier calls comes again through the ring: the sender knows only that its offer was refused.
+    // Bytes that earlier calls have read come again through the ring, because the sender knows only that its offer was refused.
     if (!any) {
       ring_.head->refused.store(1, std::memory_order_relaxed);
       done_ = 0;

@@ -48,9 +48,10 @@ enum class Progress { kNone, kSome, kDone };
 
 class PayloadWriter {
  public:
-  // offers: the receiver may try to read this process's memory; if false, every payload goes through the ring.
+  // offers: if true, the receiver tries to read large payloads from this process's memory; if false, every payload goes through
+  // the ring.
   PayloadWriter(const PayloadRing& ring, bool offers);
-  // Moves the payload on. The caller passes the same payload until this returns kDone; then its memory is free.
+  // Moves the payload on. The caller passes the same payload until this returns kDone. Then the payload's memory is free again.
   Progress advance(std::span<const std::byte> payload);
 
  private:

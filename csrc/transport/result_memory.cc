@@ -67,8 +67,8 @@ int tried(Call call) {
 }
 
 // Takes pages for the whole block at once. False: the system lacks the memory. Without populate(), the first write would then
-// end the process by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then reserve() takes the pages, and
-// the first touches still cost page faults.
+// end the process by SIGBUS. A kernel that does not know MADV_POPULATE_WRITE answers EINVAL. Then reserve() takes the pages,
+// and the first touches still cost page faults.
 bool populate(const SharedMemory& memory, std::byte* at, std::size_t bytes) {
   const int error = tried([&] { return madvise(at, bytes, kPopulateWrite) == 0 ? 0 : errno; });
   if (error != EINVAL) return error == 0;
@@ -132,8 +132,8 @@ struct Forks {
     }
     unlock();
   }
-  // Only the thread that has called fork() exists here, and any other lock may be one that another thread of the parent held.
-  // So this handler allocates nothing, and writes its text by a system call.
+  // In the child only the thread that has called fork() exists. Any other lock may stay locked for ever, because another thread
+  // of the parent held it at the fork. So this handler allocates nothing, and writes its text by a system call.
   void in_child() {
     bool copied = true;
     for (ResultMemory* memory : memories) copied = memory->copy_what_is_in_use() && copied;
@@ -188,7 +188,7 @@ std::optional<std::size_t> ResultMemory::offset_of(const void* data, std::size_t
   return address - own;
 }
 
-// In a forked child the own part belongs to the parent, although the child has a copy of the list.
+// In a forked child this object's part still belongs to the parent, although the child has a copy of the list.
 bool ResultMemory::is_owner() const { return getpid() == owner_; }
 
 void* ResultMemory::get(std::size_t bytes) noexcept {
@@ -206,8 +206,8 @@ void* ResultMemory::get(std::size_t bytes) noexcept {
   return nullptr;
 }
 
-// Goes through the gaps in order. `start` is where the block would begin in the gap before `next`; that gap is too small if
-// `next` begins before the block would end. The block is entered before `next`, so the list stays in order.
+// Goes through the gaps in order. In the gap before `next` the new block would begin at `start`. That gap is too small if
+// `next` begins before the new block would end. The new block is inserted before `next`, so the list stays in order.
 std::optional<std::size_t> ResultMemory::add_block(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes, kGrain);
   const std::size_t alignment = wanted < kHugePage ? kGrain : kHugePage;

@@ -5,11 +5,11 @@
 //   process of rank 1:   [ part 0: mapped       | part 1: own          | ... ]    the same memory, all parts equally large
 //
 // An offset means the same place for all ranks. The parts are address space: a block takes pages from the system when it is
-// handed out, and returns them when it is given back. The memory lives as long as an object refers to it; arrays over its
+// handed out, and returns them when it is given back. The memory lives as long as an object refers to it, so arrays over its
 // blocks may outlive the engine.
 //
 // Fork: the system does not copy shared mappings for a child. So a child first copies the blocks in use, each to the same
-// address, and its parent's fork() returns after that, or after a minute. The child hands out no blocks and gives none back.
+// address. fork() returns in the parent only after that, or after a minute. The child hands out no blocks and gives none back.
 //
 //   fork() ──► before: all locks; a pipe, if blocks are in use ──► parent: waits for the pipe's end, releases the locks
 //                                                              └─► child: copies, closes the pipe, releases the locks
@@ -36,8 +36,8 @@ class ResultMemory {
  public:
   // Parts begin on such a boundary, and so do blocks of at least this size.
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  // The sizes of the smallest and of the largest result here. If the results of all ranks together have more than
-  // Tuning::streaming_bytes, each rank writes its own result itself, past the caches.
+  // The sizes of the smallest and of the largest result that lies in this memory. If the results of all ranks together have
+  // more than Tuning::streaming_bytes, each rank writes its own result itself, past the caches.
   static constexpr std::size_t kSmallest = std::size_t{1} << 20;
   static constexpr std::size_t largest(std::size_t streaming_bytes, int ranks) {
     return streaming_bytes > 0 ? streaming_bytes / static_cast<std::size_t>(ranks)
@@ -56,8 +56,8 @@ class ResultMemory {
   // The offset of bytes in this rank's part; none if they do not lie there.
   std::optional<std::size_t> offset_of(const void* data, std::size_t bytes) const;
 
-  // A block of this size in this rank's part, with its pages, marked as in use; null if there is no room, if the machine lacks
-  // the memory, and in a forked child.
+  // Returns a block of this size in this rank's part. The block has its pages already, and is marked as in use. Null if there
+  // is no room, if the machine lacks the memory, or in a forked child.
   void* get(std::size_t bytes) noexcept;
   // Marks a block as in use or as kept for later.
   void use(const void* data, bool in_use) noexcept;

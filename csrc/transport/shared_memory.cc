@@ -1,8 +1,8 @@
-// How processes come to the same memory. One process makes it, and sends its Address to the others in a message:
+// How processes get the same memory. One process makes it, and sends its Address to the others in a message:
 //
 //    create()    1  memfd_create, then fchmod to 0600; or a new file in /dev/shm with a random name and mode 0600
 //                2  ftruncate to the size, fstat, mmap
-//                3  the Address: path, device, inode; `exists` becomes 1 last, so an Address after an error says "none"
+//                3  the Address: path, device, inode, and last `exists` = 1. After an error `exists` is still 0
 //    open()      1  path_of(): can create() have made this path?
 //                2  open, in /dev/shm not through a link
 //                3  fstat: the device and the inode of the Address, and the size that the caller expects?
@@ -23,7 +23,8 @@
 // The descriptor stays open as long as the object lives. Others open a memfd through its creator's descriptor, reserve() needs
 // a descriptor, and a process that closed one would lose its record lock on the control page (control_page.h).
 //
-// If a step fails, the destructor undoes the earlier ones: it removes the name, if this process made one, unmaps, and closes.
+// If a step fails, the destructor undoes the earlier steps: it removes the name if this process made the file, unmaps, and
+// closes.
 #include "transport/shared_memory.h"
 
 #include <fcntl.h>
@@ -101,8 +102,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(Kind kind, const std::string&
   if (kind == Kind::kMemfd) {
     fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     if (fd < 0) refuse("memfd_create", errno);
-    // The kernel makes a memfd with mode 0777. Also with that mode only processes that may inspect this one reach it through
-    // /proc. But open() cannot tell such a memfd from a file that is open to all, so it demands 0600 of both kinds.
+    // The kernel makes a memfd with mode 0777. Even so, only processes that may inspect this process can open it through /proc.
+    // But open() cannot tell such a memfd from a file that is open to all users, so it demands 0600 of both kinds.
     if (fchmod(fd, kMode) != 0) refuse("fchmod of a memfd", errno);
     path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
   } else {
@@ -158,9 +159,9 @@ void SharedMemory::map(std::size_t bytes) {
   bytes_ = bytes;
 }
 
-// On older kernels a signal interrupts posix_fallocate, and tmpfs then takes back all pages that this call has reserved. A
-// process with a profiler's timer would call it again for ever if the memory is large. So each call reserves a small piece. (The
-// function returns its error and does not set errno.)
+// On older kernels a signal interrupts posix_fallocate, and tmpfs then takes back all pages that this call has reserved. With
+// one call for a large memory, a process with a profiler's timer would begin again and again for ever. So each call reserves a
+// small piece. (The function returns its error and does not set errno.)
 void SharedMemory::reserve(std::size_t offset, std::size_t bytes) const {
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t piece = std::min(bytes - done, kReservedAtOnce);

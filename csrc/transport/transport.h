@@ -18,7 +18,7 @@ class HostWindow;  // host_window.h
 inline constexpr const char* kEndedUntold =
     "ended without telling the other ranks: it was killed by a signal or called os._exit";
 
-// Names one posted send or receive; id 0 means "none". It is valid until test() returns true.
+// Identifies one posted send or receive; id 0 means "none". A ticket is valid until test() returns true.
 struct Ticket {
   std::uint64_t id = 0;
   explicit operator bool() const { return id != 0; }
@@ -47,14 +47,14 @@ class Transport {
   // window with this rank, which is fast.
   virtual bool receive_message(int* source, std::vector<std::byte>* message,
                                bool host_only = false) = 0;
-  // Moves messages on that could not be sent at once. Has every message now left this rank?
+  // Goes on with messages that could not be sent at once. Returns true if every message has now left this rank.
   virtual bool messages_flushed() = 0;
 
   // --- doorbell ---------------------------------------------------------------------------------------------------
-  // A thread that will sleep first calls listen() and looks for work once more; then it calls wait() with the result of
-  // listen(), or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) wakes that rank, if it shares
-  // this host and sleeps, after something was stored or sent for it; otherwise it costs almost nothing. Any thread may call
-  // these, and several may listen at once.
+  // Before a thread sleeps, it calls listen(), and looks for work once more. Then it calls wait() with the result of listen(),
+  // or unlisten(). A ring after listen() is not lost (bell.h has the proof). ring(peer) is called after something was stored or
+  // sent for the peer. If the peer shares this host and sleeps, it wakes; if not, the call costs almost nothing. Any thread may
+  // call these functions, and several threads may listen at once.
   virtual std::uint32_t listen() = 0;
   virtual void unlisten() = 0;
   virtual void wait(std::uint32_t seen, std::chrono::microseconds limit) = 0;
@@ -63,15 +63,15 @@ class Transport {
   virtual bool reaches_by_bell(int peer) const = 0;
 
   // --- hosts ------------------------------------------------------------------------------------------------------
-  // host_of: the lowest rank on the peer's host; it stands for the host. local_rank_of: its place among that host's
-  // ranks.
+  // host_of: the lowest rank on the peer's host; it stands for the host. local_rank_of: the peer's place among the ranks of its
+  // host.
   virtual int host_of(int peer) const = 0;
   virtual int local_rank_of(int peer) const = 0;
   // The memory that the ranks of this host share; null if there is none. All ranks of a host get the same answer.
   virtual HostWindow* window() = 0;
   // Does each host of the job have such a window? All ranks get the same answer.
   virtual bool windows_everywhere() { return window() != nullptr; }
-  // Counts progress in shared memory, which this transport does not see, in activity().
+  // A caller reports progress that it has made in shared memory, which the transport does not see. activity() then grows.
   virtual void note_progress() { ++activity_; }
 
   // --- life and death ---------------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ class Transport {
   virtual void announce_failure(const std::string& cause) = 0;
   // This rank ends without a failure: the other ranks of this host do not take it for lost.
   virtual void announce_leaving() = 0;
-  // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Over
-  // MPI, ranks of other hosts, and ranks of this host if it has no shared memory, are found only with fault tolerance.
+  // Has a rank ended without leaving, or announced a failure? If so, gives the rank and the cause, once for each rank. Over MPI
+  // without fault tolerance, only ranks of this host are found, and only if the host has shared memory.
   virtual bool find_lost_peer(int* rank, std::string* how) = 0;
   // A number that changes when a message from this rank, or a part of one, arrives: the rank lives. It never changes if
   // the transport does not count.
