@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 
 namespace hvdlite::base {
@@ -58,11 +59,11 @@ int spin_pauses_in(microseconds time) {
   return static_cast<int>(std::min(pauses, static_cast<double>(INT_MAX)));
 }
 
+// A kernel for more processors than one CpuSet has (1024) refuses a single set. Linux supports at most 8192.
 CpuSet allowed_cpus() {
-  CpuSet set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
-  return set;
+  std::array<CpuSet, 8> sets{};
+  if (sched_getaffinity(0, sizeof(sets), sets.data()) != 0) return {};
+  return sets[0];
 }
 
 Error no_thread(const std::system_error& error) {

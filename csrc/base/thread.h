@@ -50,8 +50,7 @@ struct WaitPolicy {
 // How often spin_pause() fits into this time, as measured now; at most INT_MAX.
 int spin_pauses_in(microseconds time);
 
-// The processors on which this thread may run. Empty if the kernel does not tell, as on a machine with more than 1024
-// processors.
+// The processors on which this thread may run, of the first 1024 of the machine. Empty if the kernel does not tell.
 using CpuSet = cpu_set_t;
 CpuSet allowed_cpus();
 

@@ -213,6 +213,7 @@ int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count, dou
                  int* done) {
   return guarded([&] {
     CompletionPtr failed;
+    *done = 0;
     *done = alive(engine).wait({works, count}, base::from_seconds(timeout_s), &failed) ? 1 : 0;
     if (*done != 0 && failed) throw Error(failed->failure->code, failed->failure->message);
   });

@@ -38,6 +38,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -45,6 +46,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread.h"
 
 namespace hvdlite::transport {
 namespace {
@@ -53,7 +55,7 @@ namespace {
 constexpr std::size_t kGrain = std::size_t{1} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
 constexpr int kMostTries = 1000;
-constexpr int kMostCopyingMs = 60'000;
+constexpr std::chrono::seconds kMostCopying{60};
 
 // Repeats a system call that a signal has interrupted, or that lacks something for a moment. Without the limit, a process that
 // gets signals faster than the call succeeds would stay here for ever. call() returns 0 or the error.
@@ -122,12 +124,18 @@ struct Forks {
     }
     if (some && pipe2(pipe, O_CLOEXEC) != 0) pipe[0] = pipe[1] = -1;
   }
-  // Nobody writes into the pipe. poll() returns when no process has an end for writing any more, or after kMostCopyingMs.
+  // Nobody writes into the pipe. poll() returns when no process has an end for writing any more. A signal interrupts it, and the
+  // next call waits for the rest of kMostCopying.
   void in_parent() {
     if (pipe[0] >= 0) {
       close(pipe[1]);  // otherwise this process itself would keep the pipe open
       pollfd end = {pipe[0], POLLIN, 0};
-      tried([&] { return poll(&end, 1, kMostCopyingMs) >= 0 ? 0 : errno; });
+      const auto until = base::Clock::now() + kMostCopying;
+      auto rest = std::chrono::milliseconds(kMostCopying);
+      while (rest.count() > 0 && poll(&end, 1, static_cast<int>(rest.count())) < 0 &&
+             errno == EINTR) {
+        rest = std::chrono::ceil<std::chrono::milliseconds>(until - base::Clock::now());
+      }
       close(pipe[0]);
     }
     unlock();

@@ -272,8 +272,8 @@ HVDLITE_API int hvdlite_submit(hvdlite_engine* engine, const hvdlite_submission*
 /* Sets *done to 1 if all operations of the work have ended, with or without a failure, and otherwise to 0. */
 HVDLITE_API int hvdlite_poll(hvdlite_engine* engine, int64_t work, int* done);
 /* Waits up to timeout_s seconds for all operations of all these works, and drives progress. When all have ended, sets *done to
- * 1 and returns the code of the first operation that failed. After a timeout sets *done to 0. If the engine shuts down before
- * all have ended, returns HVDLITE_E_ABORTED and leaves *done as it was; so set *done to 0 before the call. */
+ * 1 and returns the code of the first operation that failed. Otherwise sets *done to 0: after a timeout, and if the engine shuts
+ * down before all have ended (then it returns HVDLITE_E_ABORTED). */
 HVDLITE_API int hvdlite_wait(hvdlite_engine* engine, const int64_t* works, size_t count,
                              double timeout_s, int* done);
 /* For a work that has ended: fills `results`, which has room for `capacity` of them, in the order of the submission. *count is
