@@ -156,8 +156,8 @@ class ParameterGradient(GradientState):
         dtype: the dtype in which all ranks reduce the gradient; before the reducer's first plan (list of buckets) only a guess.
         implementation: the address that torch's C++ object behind the parameter had when the hooks were installed on it.
 
-    The native base class `GradientState` holds all attributes but name, coding, dtype and implementation, because native hooks
-    use them. It also has these methods:
+    This class holds the attributes name, coding, dtype and implementation. The native base class `GradientState` holds all
+    others, because native hooks use those. The base class also has these methods:
 
     - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
       dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get zeros, too,

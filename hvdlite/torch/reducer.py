@@ -11,8 +11,8 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
 
 Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, points 2 and 3 are left out.
 
-This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch. (Over 400
-lines, because the steps share the state of one class.)
+This file has the steps that `PassDriver` calls: those for the plan, the engine and the buckets, and all that need torch. (Over
+400 lines, because the steps share the state of one class.)
 """
 
 import logging

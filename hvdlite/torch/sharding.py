@@ -340,8 +340,8 @@ class ShardedState:
             device: as for `whole_state`.
 
         Raises:
-            InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it; or the process set has other
-                ranks than before.
+            InvalidArgumentError: only some owners of a parameter have state for it (all ranks raise this error); or the process
+                set has other ranks than before.
             MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
         """
