@@ -36,14 +36,14 @@ class WireForm:
     """Converts one parameter's gradient to memory that the engine reduces in place, and back.
 
     If the methods of a compression convert the gradient, the engine reduces the memory that they have made. A complex gradient
-    is reduced as pairs of reals. Any other gradient in host memory or on an NVIDIA GPU is reduced in place if it lies in memory
-    as its parameter does, without gaps; otherwise dense memory on the same device is sent, usually a copy. The engine itself
-    applies codecs, and on a GPU it converts to 16-bit floats and back while it packs, which needs no copy. Gradients on other
-    devices travel through host memory.
+    is reduced as pairs of reals. Any other gradient in host memory or on an NVIDIA GPU is reduced in place if it has the
+    strides of its parameter and covers a block of memory without gaps. Otherwise dense memory on the same device is sent,
+    usually a copy. Gradients on other devices travel through host memory. Two things need no copy, because the engine does them
+    itself: it applies a codec, and on a GPU it converts to 16-bit floats and back.
 
     Attributes:
         codec: the fields of the request that describe the codec (`Codec.fields`); empty without a codec.
-        device: the device of the memory: the engine's number of a GPU or of host memory.
+        device: the device of the memory that is sent: the engine's number of a GPU or of host memory.
         flags: the flags of the request.
         memory: torch's object for the device whose number is `device`.
         dtype_in_place: the dtype of gradients that are reduced in place; None if the parameter's gradients never are.
@@ -156,14 +156,14 @@ class ParameterGradient(GradientState):
         dtype: the dtype in which all ranks reduce the gradient; before the reducer's first plan (list of buckets) only a guess.
         implementation: the address that torch's C++ object behind the parameter had when the hooks were installed on it.
 
-    The native base class `GradientState` holds all attributes but name, coding, dtype and implementation, because native hooks
-    use them. It also has these methods:
+    This class holds the attributes name, coding, dtype and implementation. The native base class `GradientState` holds all
+    others, because native hooks use those. The base class also has these methods:
 
     - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
       dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get zeros, too,
       and ``param.grad`` is the same on all ranks.
-    - `is_zero`: is ``param.grad`` certainly unchanged since the reset? False if the reset has left dirty zeros, because the
-      engine can write to them.
+    - `is_zero`: is ``param.grad`` certainly still as the reset has left it, None or all zeros? False if the reset has left
+      dirty zeros, because the engine can write to them.
     - `move_in`: moves a fresh gradient to its place, once.
     - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
     """
@@ -211,7 +211,8 @@ class ParameterGradient(GradientState):
     def merge(self) -> None:
         """Adds ``param.grad`` to the reduced part. Called without gradient recording.
 
-        Python runs no signal handler between the changes of this method. So the method can be called again after Ctrl-C.
+        Python runs no signal handler between the changes that this method makes. So after Ctrl-C either all changes are made or
+        none, and the method can be called again.
         """
         reduced_part, grad = self.reduced_part, self.param.grad
         if reduced_part is None:
@@ -242,7 +243,7 @@ class ParameterGradient(GradientState):
         Args:
             grad: the tensor that was ``param.grad`` at the launch; None if this rank had no gradient.
             value: the reduced gradient, of the parameter's shape, on the parameter's device or in host memory. If `grad` is
-                None, no other code uses `value`.
+                None, pass memory that no other code uses.
             strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
 
         Raises:

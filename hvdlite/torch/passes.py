@@ -6,9 +6,10 @@ Autograd runs a backward as a *graph task* with a number. Code that a task calls
 the end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task's graph. The end of the inner
-  task is not the end of the backward pass, and the outer task may never call a hook of hvdlite. But when the inner task is
-  destroyed, the outer task is current again on this thread. At this moment `EndOfTask` reports the end of the inner task to
-  the reducer, and the reducer watches the outer task.
+  task is not the end of the backward pass. But perhaps the outer task calls no hook of hvdlite, and then no hook can register a
+  callback for its end. When the inner task is destroyed, the outer task is current again on this thread. At this moment
+  `EndOfTask` reports the end of the inner task to the reducer, and the reducer registers a callback for the end of the outer
+  task.
 - A task that raises never calls the callback. The task still destroys the callback, and the callback then reports that it was
   not called.
 - Compiled autograd may accept a callback and never call it. For the reducer such a task is the same as one that raised.
@@ -43,7 +44,7 @@ def is_nested(leaving: bool = False) -> bool:
     """Does the current graph task run inside a node of another graph task?
 
     The answer comes from the Python frames on the stack. A task that was started from C++ has no such frames, and counts as a
-    separate backward pass. In this case the gradients are the same, but their reduction takes longer.
+    separate backward pass. Its gradients are correct, too, but their reduction takes longer.
 
     Args:
         leaving: is an inner task of the current task being destroyed? If so, the frames of that task are still on the stack.
@@ -103,8 +104,8 @@ class EndOfTask:
 
     def __del__(self) -> None:
         owed = getattr(self, "_owed", None)  # no attribute exists if Ctrl-C came before __init__
-        # Python only prints an error of __del__, so no error is raised here. PassDriver.settle() later does this work, and
-        # raises the error.
+        # Python only prints an error that __del__ raises, so an error of the reducer is dropped here. PassDriver.settle() later
+        # does what the reducer could not do now, and raises the error.
         with suppress(HvdliteError):
             if owed is not None:
                 owed(self._number)

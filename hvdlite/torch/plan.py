@@ -36,7 +36,7 @@ def make_buckets(
 
     Args:
         settings: the settings of the optimizer.
-        gradients: the parameters in the order of the model; gradients are expected in the opposite order.
+        gradients: the parameters in the order of the model; backward usually computes their gradients in the opposite order.
         groups: the user's choice of parameters to reduce together.
         generation: the number of the plan, which makes the buckets' labels differ from those of earlier plans.
 
@@ -79,7 +79,7 @@ def make_buckets(
 
 
 def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) -> Any:
-    """The compression; for `Compression.auto`, the compression chosen for these gradients, the same on all ranks."""
+    """The compression of the settings. For `Compression.auto`: the one chosen for these gradients, the same on all ranks."""
     trained = [gradient for gradient in gradients if gradient.param.requires_grad]
     dense = [gradient for gradient in trained if gradient.sparse_dim is None or settings.sparse_as_dense]
     numbers = [(str(gradient.dtype).removeprefix("torch."), gradient.param.numel()) for gradient in dense]
@@ -99,8 +99,8 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     kinds: list[tuple[object, ...]] = []
     sizes: list[int] = []
     for gradient, form in forms.items():
-        # A frozen parameter has no gradient, so it would delay the launch of a bucket of trained parameters. All gradients of a
-        # bucket are on one device.
+        # A frozen parameter gets no gradient, and a bucket with trained parameters would wait for it until the pass is over. So
+        # frozen parameters have buckets of their own. All gradients of a bucket are on one device.
         kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
         number = wanted.get(gradient.name)
         kinds.append((number, *(kind[-1:] if together else kind)))

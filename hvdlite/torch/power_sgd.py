@@ -1,4 +1,4 @@
-"""PowerSGD: ranks send two thin factors of each gradient (`hvdlite.compression.PowerSGD` names the paper).
+"""PowerSGD: ranks send two thin matrices, P and Q, for each gradient (`hvdlite.compression.PowerSGD` names the paper).
 
 M is a matrix of n rows and m columns: this rank's gradient plus the error that earlier reductions have left on this rank. Step
 2 below computes the error. A reduction has these steps:
@@ -9,8 +9,8 @@ M is a matrix of n rows and m columns: this rank's gradient plus the error that 
    reduced over the ranks.
 3. The reduced gradient is P Q^T.
 
-The ranks' parameters stay equal bit by bit, whatever processors and BLAS they have. The reduced P and Q have the same bits on
-all ranks. All values that follow from the reduced P and Q alone (the orthonormal P and Q, and P Q^T) are computed with
+The ranks' parameters stay equal bit by bit, whatever processors and BLAS the ranks have. The reduced P and Q have the same bits
+on all ranks. All values that follow from the reduced P and Q alone (the orthonormal P and Q, and P Q^T) are computed with
 elementwise sums, differences, products, quotients and square roots. Each such sum, difference, product, quotient or root is a
 separate operation of torch. IEEE 754 defines the bits of the result of each operation, and the order of the operations depends
 on the shapes only. Products with M concern one rank only, so any rounding of them is allowed.
@@ -28,14 +28,14 @@ from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 __all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
 
 _PIECE = 1 << 17  # elements of a product that are computed together, so that they stay in a processor's caches
-# If the subtraction of earlier columns leaves at most this part of a column's squared norm, what it leaves is rounding noise.
+# If the subtraction of earlier columns leaves at most this fraction of a column's squared norm, the rest is rounding noise.
 _NOISE = 2.0**-40
 
 
 def _sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The scalar product of each row of `left` with the same row of `right`, added up by halves. Returns shape [rows, 1].
+    """The scalar product of each row of `left` with the same row of `right`. Returns shape [rows, 1].
 
-    The length of the rows is a power of two.
+    Each step adds the second half of the products to the first half. So the length of the rows must be a power of two.
     """
     products = left * right
     while products.shape[1] > 1:
@@ -148,7 +148,8 @@ def _extents(shape: Sequence[int]) -> tuple[int, int]:
 def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Q of the previous reduction, with random columns in place of zero columns.
 
-    The random elements are multiples of 2^-23, with the same bits on all ranks, because the seed is ``state["step"]``.
+    The random elements are multiples of 2^-23. They have the same bits on all ranks, because the seed, ``state["step"]``, is
+    the same on all ranks.
     """
     q: torch.Tensor | None = state.get("q")
     if q is not None:
@@ -164,9 +165,11 @@ def _refreshed(state: dict[str, Any], rows: int, columns: int, dtype: torch.dtyp
 class PowerSGDCodec(BucketCodec):
     """Reduces a bucket by PowerSGD.
 
-    The state of a gradient has ``step``, the number of reductions with finite results in which at least one rank had the
-    gradient. If the gradient is approximated, the state also has ``q`` and ``residual``.
-    ``q`` [m, rank] has orthonormal columns, so that the elements of P stay in the range of P's dtype.
+    The state of a gradient has ``step``, the number of the gradient's reductions. A reduction counts if at least one rank had
+    the gradient, and the results for the whole bucket were finite. If the gradient is approximated, the state also has ``q``
+    and ``residual``:
+
+    ``q`` [m, k] has k orthonormal columns (k is `PowerSGD.rank`), so that the elements of P stay in the range of P's dtype.
     ``residual`` [n, m] is this rank's error, divided by the loss scale.
     """
 

@@ -5,14 +5,14 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
 1. Before backward adds to a gradient that is reduced already, the reduced gradient is kept apart (see `ParameterGradient`).
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
    ever nested, a complete bucket is launched at once.
-3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and all
-   results are awaited. If backward raised, or if autograd did not report that its work (its task) has ended, a call of `settle`
-   does the rest of point 3 later, at the latest before the optimizer's step.
+3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and the
+   thread waits for all results. If backward raised, or if autograd did not report the end of its task (its run of one
+   backward), a later call of `settle` does what is left of point 3, at the latest before the optimizer's step.
 
 Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, points 2 and 3 are left out.
 
-This file has the steps that `PassDriver` calls: the plan, the engine, the buckets, and all that needs torch. (Over 400
-lines, because the steps share the state of one class.)
+This file has the steps that `PassDriver` calls: those for the plan, the engine and the buckets, and all that need torch. (Over
+400 lines, because the steps share the state of one class.)
 """
 
 import logging
@@ -74,8 +74,9 @@ class Reducer(PassDriver):
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         self.check = make_check(optimizer, settings, self._gradients.values())
-        # The start check usually compares parameters only after a step of the optimizer. That would be too late for a sharded
-        # step: then all ranks have equal parameters, because each rank has sent its part. So `updated` is true before it.
+        # The start check usually compares parameters after the optimizer's first step (`updated`). With a sharded state it
+        # would find nothing then: in a sharded step each rank sends its part of the parameters, so all ranks have equal
+        # parameters afterwards. So with a sharded state `updated` is true before the first step.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
@@ -151,7 +152,7 @@ class Reducer(PassDriver):
         return found
 
     def close(self) -> None:
-        """Removes the hooks when the optimizer or its wrapping is gone, but not while another optimizer uses the hooks."""
+        """Called when the optimizer or its wrapping is gone. Removes the hooks as soon as no other optimizer uses them."""
         self._is_left = True
         if len(self._borrowers):
             return
@@ -184,7 +185,7 @@ class Reducer(PassDriver):
         raise AssertionError(TOO_MANY_PASSES)
 
     def _watch(self, number: int, nested: bool) -> None:
-        """When autograd's current task ends, it will report its end to the pass with this number."""
+        """Makes autograd's current task report its end to the pass with this number."""
         EndOfTask(self, number, nested).register()
 
     def _use_engine(self) -> None:
@@ -324,7 +325,7 @@ class Reducer(PassDriver):
         self._compared = None
 
     def restore(self) -> None:
-        """If backward has added nothing to a gradient of which the reduced part is kept, puts that part back into ``.grad``."""
+        """Puts each reduced part back into ``.grad`` if backward has added nothing to its gradient."""
         for gradient in self._holding:
             if gradient.param.grad is None:
                 gradient.merge()
@@ -398,7 +399,10 @@ class Reducer(PassDriver):
             gradient.filled = False  # what is in .grad at the next step counts as the user's again
 
     def weigh(self, weight: float | None) -> None:
-        """Sets the weight of this rank's gradients from now on. The weights of passes that are reduced together add up."""
+        """Sets the weight of this rank's gradients, until the next call.
+
+        If several passes are reduced together, call this method before each of them: then the weights add up.
+        """
         if not (self.local_gradients and self._weighed):
             self._weight_before = 0.0
         elif self._has_passed:

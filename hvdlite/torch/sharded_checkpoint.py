@@ -1,10 +1,10 @@
 """The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
 
 If a tensor of the state has its parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
-parameter's memory, and each owner of the parameter writes a slice of it. So a job with another number of ranks can load other
-slices of it from the checkpoint. Everything else, such as counters of steps and tensors of another shape, is saved unchanged by
-the owners. If such a tensor has one dimension and as many elements as its parameter, its key is made longer, so that the tensor
-is not read as slices.
+parameter's memory. Each owner of the parameter (a rank that updates the parameter or a part of it) writes a slice of it. So a
+job with another number of ranks can load other slices of it from the checkpoint. Everything else, such as counters of steps and
+tensors of another shape, is saved unchanged by the owners. If a tensor of another shape has one dimension and as many elements
+as its parameter, its key gets a suffix, so that the tensor is not read as slices.
 """
 
 from collections.abc import Mapping
@@ -137,7 +137,7 @@ def template(sharded: "Sharded", entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(sharded: "Sharded", state: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the state that DCP has read into the memory of `template` to the form that the optimizer keeps."""
+    """Converts a parameter's state to the form that the optimizer keeps. DCP has read `state` into the memory of `template`."""
     found = {}
     for key, value in state.items():
         if isinstance(value, Slice):

@@ -23,7 +23,7 @@ def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Cal
     """Makes the steps of an optimizer update only this rank's part. Call it after all other hooks are installed.
 
     Args:
-        optimizer: an optimizer whose class no other object has, because the class is changed.
+        optimizer: the optimizer. It must be the only object of its class, because this function changes the class.
         sharded: the optimizer's sharded state.
 
     Returns:

@@ -87,9 +87,9 @@ class Sharded:
         return (self.bounds[owner + 1] - self.bounds[owner]) * self.param.element_size()
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of a tensor of the parameter's shape, with its dimensions in the order of `order`.
+        """The elements of a tensor of the parameter's shape, in one dimension and in the order of the parameter's memory.
 
-        The result is a copy if the tensor has its elements in another order in memory.
+        The result is a copy if the tensor has its own elements in another order in memory.
         """
         return tensor.detach().permute(self.order).reshape(-1)
 

@@ -2,7 +2,8 @@
 
 Every rank has whole parameters and whole, reduced gradients, so what a program does between ``backward()`` and ``step()``
 works as without sharding. Only the state of the optimizer, such as Adam's two moments, is split: each of n ranks keeps about
-one n-th. Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, stage 1.
+one n-th. A rank *owns* the parameters, and the parts of parameters, that it updates.
+Source: Rajbhandari and others, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, stage 1.
 
 Over 400 lines, because all methods of the class work on the same division of the parameters.
 """
@@ -74,8 +75,8 @@ class _Split:
 class _OnHost:
     """Stands for a tensor of an optimizer's state that an owner sends whole, such as the counter of steps.
 
-    The tensor travels in host memory, because another rank may have no GPU with the number of the owner's GPU, or a third rank
-    may use that GPU.
+    The tensor travels in host memory. A pickled GPU tensor would arrive on the receiver's GPU with the same number, but perhaps
+    the receiver has no such GPU, or another rank uses it.
     """
 
     value: torch.Tensor
@@ -293,7 +294,7 @@ class ShardedState:
         if ranks is not None and place is not None and (ranks, place) != (self._ranks, self._place):
             raise InvalidArgumentError(
                 f"DistributedOptimizer ({self._settings.prefix}) with shard=True: the job has other ranks than before "
-                f"({len(ranks)}, and {len(self._ranks)} before), and this rank has only its old part of the optimizer's state. "
+                f"({len(ranks)} now, {len(self._ranks)} before), and this rank has only its old part of the optimizer's state. "
                 "Load a whole state on all ranks before the next step: optimizer.load_state_dict(...)"
             )
 
@@ -331,15 +332,16 @@ class ShardedState:
     ) -> defaultdict[torch.Tensor, Any]:
         """The state of all parameters, as an optimizer that is not sharded would have it. Collective over the process set.
 
-        A spare of an elastic job is in no process set yet. Its state is whole, and is returned as it is.
+        A spare of an elastic job (a process that waits to take the place of a lost rank) is in no process set yet. Its state is
+        whole, and is returned as it is.
 
         Args:
             optimizer: the optimizer.
             device: as for `whole_state`.
 
         Raises:
-            InvalidArgumentError: (on all ranks) only some owners of a parameter have state for it; or the process set has other
-                ranks than before.
+            InvalidArgumentError: only some owners of a parameter have state for it (all ranks raise this error); or the process
+                set has other ranks than before.
             MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
         """
@@ -400,7 +402,7 @@ class ShardedState:
         )
 
     def _gather(self, sharded: Sharded, own: torch.Tensor | None, sent: Any, name: str, device: torch.device | None) -> Any:
-        """One value of the whole state; `sent` is what the parameter's first owner sent. Collective if that is a `_Split`."""
+        """One value of the whole state; `sent` is what the parameter's first owner sent. Collective if `sent` is a `_Split`."""
         param = sharded.param
         if isinstance(sent, _OnHost):
             return sent.value if sent.on_host else sent.value.to(device or param.device)

@@ -76,8 +76,8 @@ def make_check(
 ) -> StartCheck:
     """The start check of one optimizer.
 
-    `gradients` are those of the parameters that the optimizer trains. The check iterates over them at each comparison, so it
-    also sees those that are added later.
+    `gradients` are the gradients of the parameters that the optimizer trains. The check iterates over them at each comparison,
+    so it also sees gradients that are added later.
     """
     return StartCheck(
         settings.start_check,

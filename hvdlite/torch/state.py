@@ -169,8 +169,8 @@ def _placeholder_of(value: Any) -> Any:
 def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """A copy of the structure of an optimizer's state, with memory on this rank in place of each placeholder.
 
-    If the root has a tensor outside of host memory, the memory is on the device of the tensor's parameter; for a tensor among
-    the options of a group, it is on the device of the group's first parameter.
+    For a tensor that the root has in host memory, this is host memory. For any other tensor, the memory is on the device of the
+    tensor's parameter on this rank; if the tensor is an option of a group, on the device of the group's first parameter.
     """
     host = torch.device("cpu")
     devices: dict[Any, torch.device] = {}  # of the parameters, by their keys in the structure

@@ -52,8 +52,8 @@ def wrap_step(optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[...,
 def reach_steps(optimizer: Any) -> Callable[[], None]:
     """Makes torch call the hooks of an optimizer's step, even if the optimizer never called ``Optimizer.__init__``.
 
-    Returns a function. If `reach_steps` has replaced the scheduler's ``optimizer.step``, that function puts it back; otherwise
-    it does nothing.
+    Returns a function that puts back the scheduler's ``optimizer.step`` if `reach_steps` has replaced this step, and otherwise
+    does nothing.
     """
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         if not hasattr(optimizer, name):

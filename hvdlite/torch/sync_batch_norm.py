@@ -6,8 +6,8 @@ Computing Sample Variances", 1979. In the backward pass each rank adds up its ow
 ranks' sums.
 
 Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
-This file applies to the input only operations that torch has for every device. If the input is on a GPU, the counts are
-exchanged separately, on the host, so that nothing waits for the GPU.
+This file applies to the input only operations that torch has for every device. Python code needs the sum of the counts. If the
+input is on a GPU, the counts are exchanged separately, in host memory: to read them from the GPU, the host would have to wait.
 """
 
 import math
@@ -38,9 +38,9 @@ class SyncBatchNorm(_BatchNorm):
     All ranks must make these calls in the same order. The input must need a gradient on all ranks or on none. The batches may
     differ in size and may be empty on some ranks.
 
-    The input's gradient is the gradient of the sum of all ranks' training losses. The gradients of weight and bias are this
-    rank's part, for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True`` on all
-    ranks, for example for a gradient penalty). In this case the backward pass takes two more allreduces, and the second
+    The input's gradient is the gradient of the sum of all ranks' training losses. The gradients of weight and bias are sums
+    over this rank's batch, for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True``
+    on all ranks, for example for a gradient penalty). In this case the backward pass takes two more allreduces, and the second
     backward pass has allreduces, too.
 
     Input and output are ``[N, C]`` or ``[N, C, ...]``, of any floating dtype, on any device and in any memory format. A rank

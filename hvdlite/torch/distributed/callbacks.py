@@ -1,4 +1,5 @@
-"""Numbers for the collectives that callbacks of a future start, such as a callback of a communication hook with two steps.
+"""Numbers the collectives that the callbacks of a future start. For example, a communication hook of DDP with two collectives
+starts the second one in a callback.
 
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
 order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
@@ -25,7 +26,11 @@ __all__ = ["CallCounter", "current_counter", "install", "origin", "unnumbered"]
 
 
 class CallCounter:
-    """Counts the collectives that a program or a callback starts, and the callbacks of a future.
+    """Counts collectives and callbacks, so that each gets a number.
+
+    The counter of a program counts the program's collectives. The counter of a collective's future counts the callbacks of this
+    future. The counter of a callback counts both: the collectives that the callback starts, and the callbacks of the future
+    that ``then`` has returned for it.
 
     Args:
         group: the key of the group to which the program, or the collective of the future, belongs.
@@ -40,7 +45,7 @@ class CallCounter:
         self._callbacks = 0  # the number of callbacks of the future: see `callback`
 
     def next(self, group: str) -> str:
-        """Returns the number of the group's next collective. The caller holds the lock.
+        """Returns the number of the group's next collective. The caller must hold `lock`.
 
         Until `use` is called, all calls for a group return the same number. The number of a callback's collective begins with
         the callback's path. If the callback belongs to another group than the collective, the key of the callback's group
@@ -52,7 +57,7 @@ class CallCounter:
         return f"{self._path}.{number}" if group == self._group else f"{self._group}:{self._path}.{number}"
 
     def use(self, group: str) -> None:
-        """Marks the number that `next` has returned as used. The caller holds the lock.
+        """Notes that a collective has taken the number from `next`. The caller must hold `lock`.
 
         Do not call this method if the engine refused the collective: the program may call the collective again, and then the
         collective needs the same number.
@@ -60,9 +65,9 @@ class CallCounter:
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "CallCounter":
-        """Makes the counter of a new callback. This object belongs to the future that gets the callback.
+        """Makes the counter of a new callback of a future. Call this method of the future's own counter.
 
-        That future comes from a collective of hvdlite, or from ``then``.
+        The future comes from a collective of hvdlite, or from ``then``.
         """
         with self.lock:
             self._callbacks += 1

@@ -96,7 +96,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     Tensors are in host memory or on NVIDIA GPUs, contiguous or not. The methods for collectives and messages start an operation
     and return its `HvdliteWork`, whose `wait` raises the operation's error. If this rank can see without the other ranks that
     an argument is wrong, the call raises `InvalidArgumentError` (a ValueError) or `UnsupportedError` (a NotImplementedError).
-    If outputs do not fit what the other ranks have sent, `wait` raises the InvalidArgumentError.
+    If outputs do not fit what the other ranks have sent, `wait` raises InvalidArgumentError.
     """
 
     def __init__(self, process_set: ProcessSet, rank: int, size: int, name: str, key: str, timeout: timedelta) -> None:
@@ -131,7 +131,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
     set_timeout = _set_default_timeout
 
     def shutdown(self) -> None:
-        """Refuses operations from now on. Those in flight go on, and hvdlite stays initialised."""
+        """Makes the group refuse all later operations. Operations in flight go on, and hvdlite stays initialised."""
         self._end = self._end or "destroyed"
 
     def abort(self) -> None:
@@ -280,7 +280,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             if len(parts) != len(inputs):
                 raise InvalidArgumentError(
                     f"torch.distributed.{label}: {len(parts)} outputs for what rank {rank} sends, but {len(inputs)} inputs; "
-                    "every rank's list has one output for each input"
+                    "give every rank's list one output for each input"
                 )
         return self._allgather(label, [list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 

@@ -44,8 +44,8 @@ _Handler = Callable[..., Iterator[tuple[Store, int, int]]]
 def install(scheme: str) -> None:
     """Registers the handler for URLs of this scheme, and for ``env://`` if the environment lacks a variable for it."""
     dist.register_rendezvous_handler(scheme, _rendezvous)
-    # The table of handlers is not part of torch's public interface. Without this replacement, a script would have to pass
-    # init_method="hvdlite://".
+    # Without a replacement of torch's handler for env://, a script would have to pass init_method="hvdlite://". The table of
+    # handlers is not part of torch's public interface.
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, _Handler] = getattr(module, "_rendezvous_handlers", {})
     if "env" in handlers:

@@ -1,13 +1,14 @@
 """The `Work` that a function of torch.distributed returns, on top of a `Handle`.
 
 A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
-callbacks need a future instead. If the operation is still in flight, a new thread completes the future. One thread for all
-futures is not possible, because a future's callbacks run in the thread that completes the future, and may wait for other
-futures. Besides, the engine's deadlock detection would treat an idle thread as a caller that may still submit operations.
+callbacks need a future instead. If the operation is still in flight when they ask for it, a new thread completes the future.
+One thread for all futures is not possible, because a future's callbacks run in the thread that completes the future, and may
+wait for other futures. Besides, the engine's deadlock detection would treat an idle thread as a caller that may still submit
+operations.
 
-Each thread has its own current streams. So the thread that ends an operation on GPUs records events, and each later caller of
-`wait` orders its streams after these events. A future that knows the GPUs of its tensors orders the streams of its callbacks in
-the same way.
+Each thread has its own current streams. So the first thread that notices the end of an operation on GPUs records events in its
+streams, and each later caller of `wait` orders its own streams after these events. A future that knows the GPUs of its tensors
+orders the streams of its callbacks in the same way.
 """
 
 import threading
@@ -214,7 +215,7 @@ class HvdliteWork(Work):
 
     def _begin(self, begun: _Future) -> None:
         """Completes `begun`, whose callback is `_outcome`. If a completed future holds GPU tensors, torch orders the streams of
-        the future's callbacks after the current streams.
+        its callbacks after the current streams of this thread. So this method first orders these streams after the results.
         """
         order_after(self._events)
         begun.set_result(self._outputs if self._events else None)
