@@ -45,8 +45,8 @@ class AdasumStep:
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Copies the parameters that train.
 
-        Collective over the process set in the first step of a job, in the steps until the start check is over, and in the first
-        step after `add`.
+        Collective over the process set in the first step of a job, in the steps until the start check (`hvdlite.start_check`)
+        is over, and in the first step after `add`.
 
         Raises:
             MismatchError, HorovodInternalError: the ranks have different parameters or settings, or a rank failed.
@@ -64,8 +64,8 @@ class AdasumStep:
         """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
 
         Raises:
-            HvdliteError: the ranks differ, a rank failed, or Adasum does not take the dtype of a parameter. Then the parameters
-                are as before the step, but the optimizer's state is as after the step.
+            HvdliteError: the ranks train different parameters, a rank failed, or Adasum does not take the dtype of a parameter.
+                After an error the parameters are as before the step, but the optimizer's state is as after the step.
 
         """
         if is_inner_step(optimizer):

@@ -1,5 +1,5 @@
-"""The settings and the properties of parameters that must be equal on all ranks before gradients are reduced, and the exchange
-that compares them.
+"""Before gradients are reduced, the ranks compare those settings and those properties of parameters that must be equal on all
+ranks. This file defines and compares them.
 """
 
 import hashlib
@@ -60,11 +60,11 @@ class ReducerSettings:
 
     @property
     def scales(self) -> tuple[float, float]:
-        """The factor of the gradients before the sum over the ranks, and the factor of that sum."""
+        """Two factors: the engine multiplies each rank's gradients by the first, and their sum over the ranks by the second."""
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / self.divisor
 
     def describe(self) -> dict[str, Hashable]:
-        """The settings that must be equal on all ranks, by the names of the arguments of `DistributedOptimizer`."""
+        """The settings that must be equal on all ranks. The keys are the names of `DistributedOptimizer`'s arguments."""
         described = {**vars(self), "op": OP_NAMES[self.op], "compression": describe_compression(self.compression)}
         del described["prefix"], described["process_set"]  # the names of the exchange have them
         return described
@@ -77,8 +77,8 @@ class AgreedGradients:
     Attributes:
         sparse: the number of sparse dimensions of each gradient that is sparse on some rank, by the parameter's place in the
             list of parameters.
-        dtypes: the dtype to which torch promotes the unreduced gradients of all ranks, by the parameter's place. A parameter
-            has an entry only if it accepts gradients of any dtype, and some rank has an unreduced gradient of this parameter.
+        dtypes: by the parameter's place, the dtype to which torch promotes the dtypes of all ranks' unreduced gradients. A
+            parameter has an entry only if it accepts gradients of any dtype, and if some rank has an unreduced gradient of it.
         kept: did the last ``zero_grad`` on every rank zero the gradients, and not set them to None?
         unchecked: is the start check (`hvdlite.start_check`) of some rank not over?
     """
@@ -109,7 +109,8 @@ def agree(
         unchecked: is the start check of this rank not over? Ranks may differ.
 
     Raises:
-        MismatchError: the ranks differ. The text says which rank has what, and is the same on all ranks.
+        MismatchError: the ranks have different settings, groups or parameters. The text says which rank has what, and is the
+            same on all ranks.
         InvalidArgumentError: (before the exchange, on this rank only) a gradient has a layout that cannot be reduced.
         HorovodInternalError: a rank failed.
 

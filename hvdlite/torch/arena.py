@@ -6,10 +6,10 @@ needed if the ranks' values of ``optimizer.weight`` differ, or with a codec betw
 some rank, the ranks' requests differ, so the ranks agree by messages to reduce the gradient like any other tensor. So a program
 is free to assign any tensor to ``.grad`` between backward passes; at worst the reduction is slower.
 
-Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor to its place, once, and makes
-``.grad`` the tensor there. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad`` to
-None in every training step, an arena saves no time: there is a copy in every training step, and this copy moves about as many
-bytes as the reduction in the arena saves (compare the costs in csrc/collectives/allreduce_push.cc and allreduce_shm.cc).
+Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor once to the gradient's place, and
+assigns the copy to ``.grad``. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad``
+to None in every training step, an arena saves no time: there is a copy in every training step, and this copy moves about as
+many bytes as the reduction in the arena saves (compare the costs in csrc/collectives/allreduce_push.cc and allreduce_shm.cc).
 
 A user may keep a tensor that lies in a place. So a place gets a new tensor only when no tensor uses its memory any more.
 """

@@ -100,7 +100,7 @@ def require_initialized(named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def name_groups(groups: Any, named: Sequence[tuple[str, torch.Tensor]]) -> Groups:
-    """The user's groups, with names instead of parameters; a number of groups, or None, stays as it is.
+    """The user's groups, with names instead of parameters. None and a number of groups are returned as they are.
 
     Raises:
         InvalidArgumentError: the groups are neither a number above 0 nor lists of parameters; or a member is not a parameter of

@@ -1,5 +1,5 @@
-"""Divides a list of tensors into buckets. A bucket is a number of gradients that are reduced together, or of small tensors
-(whole parameters or parts of them) that are sent together. No tensor of the list is cut.
+"""Divides a list of tensors into buckets: gradients that are reduced together, or small tensors (parameters, or slices that the
+caller has cut from parameters) that are sent together. Each tensor of the list stays whole.
 
 The division depends only on the limits, and on the order, the sizes and the kinds of the tensors. All of these are the same on
 all ranks, so all ranks make the same buckets. A bucket of gradients is a group for the engine (unless a codec with state
@@ -23,7 +23,7 @@ def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, fir
             early, so communication starts early.
 
     Returns:
-        The tensors' indices by bucket. Each bucket keeps their order, and buckets are ordered by their first tensor.
+        For each bucket, its tensors' indices, in ascending order. The buckets are in the order of their first tensors.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, list[int]] = {}

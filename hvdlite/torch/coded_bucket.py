@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
 
-# The coded buckets of all optimizers that are in flight. For each bucket's key (`CodedBucket._key`), the bucket's last launch.
+# For each key (`CodedBucket._key`) of a coded bucket of any optimizer: the in-flight bucket that its last launch has made.
 _in_flight: WeakValueDictionary[tuple[str, int], InFlightBucket] = WeakValueDictionary()
 
 
@@ -55,9 +55,9 @@ class CodedGradient:
         return torch.zeros(self.shape, dtype=self.dtype, device="cpu") if self.value is None else self.value
 
     def with_residual(self, loss_scale: float) -> torch.Tensor | None:
-        """The sum of the value and the error of earlier gradients, as a new tensor of float32 or float64.
+        """The sum of the value and the residual, as a new tensor of float32 or float64; None if this rank has no gradient.
 
-        ``state["residual"]`` holds that error divided by the loss scale. Returns None if this rank has no gradient.
+        ``state["residual"]`` holds the residual for a loss scale of 1. So this method multiplies it by `loss_scale`.
         """
         if self.value is None:
             return None
@@ -176,8 +176,8 @@ class CodedBucket(Bucket):
         self._take_rounds(launched)
 
     def _take_rounds(self, launched: InFlightBucket) -> None:
-        # If Ctrl-C has interrupted a launch, perhaps no round was submitted, and there is nothing to wait for. But this launch
-        # is still in the reducer's `in_flight`, perhaps next to a later launch of the same bucket.
+        # If Ctrl-C has interrupted this launch before it submitted a round, there is nothing to wait for. Such a launch is
+        # still in the reducer's `in_flight`, perhaps next to a later launch of the same bucket.
         if launched.outcomes or not launched.works or not launched.works[0].number:
             return
         try:

@@ -70,7 +70,7 @@ def check_compression_and_groups(compression: Any, groups: Any) -> None:
 
 
 def codings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The state that the compression keeps for each parameter (no copies), in the order of the optimizer's groups.
+    """The state that the compression keeps for each parameter (no copies), in the order of the optimizer's parameter groups.
 
     The list is empty if the optimizer's compression keeps no state.
     """
@@ -93,8 +93,8 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
 
     Args:
         optimizer: an optimizer, wrapped or not.
-        saved: the value under `KEY`, of the same compression; None if the state dict has no such key: then the compression
-            starts without state.
+        saved: the value under `KEY` in a state dict. It must be of the same compression: the caller checks this. None: the
+            state dict has no such key, and the compression starts without state.
     """
     if not isinstance(optimizer, CodedMethods):
         return
@@ -123,14 +123,14 @@ _optimizers: dict[Any, weakref.WeakSet[Any]] = {}
 
 
 def share_after_joins(optimizer: "CodedMethods") -> None:
-    """Calls `_share` whenever all ranks of the optimizer's process set have joined."""
+    """Makes hvdlite call `_share` whenever all ranks of the optimizer's process set have joined."""
     _optimizers.setdefault(optimizer._hvdlite.settings.process_set, weakref.WeakSet()).add(optimizer)
     if _share not in RUNTIME.after_join:
         RUNTIME.after_join.append(_share)
 
 
 def _share(process_set: Any, last: int) -> None:
-    """Gives all ranks of the set the compressions' state of the rank that joined last, without the residuals.
+    """Copies the compressions' state, but no residuals, from the rank that joined last to all ranks of the set.
 
     Collective if the set ever had an optimizer whose compression keeps state; otherwise the function does nothing.
     """
@@ -161,12 +161,12 @@ class CodedMethods(_Optimizer):
 
     @property
     def loss_scale(self) -> Any:
-        """The factor of the loss in ``backward()``: a ``GradScaler``, a number, or None for 1.
+        """The factor by which the program multiplies the loss: a ``GradScaler``, a number, or None for 1.
 
-        Set it before the first ``backward()``. If it is a number and the factor changes, set the new number before the next
-        ``backward()``. hvdlite reduces gradients that still contain this factor, and adds the error of one gradient to a later
-        gradient, whose factor may differ. So hvdlite must know the factors. If hvdlite reduces no gradients (as with a single
-        rank), the attribute stays None.
+        Set this attribute before the first ``backward()``. If it is a number, set it again whenever the factor changes, before
+        the next ``backward()``. hvdlite reduces gradients that still contain the factor, and adds the error of one gradient to
+        a later gradient, whose factor may differ. So hvdlite must know the factors. If hvdlite reduces no gradients (as with a
+        single rank), the attribute stays None.
 
         Raises:
             InvalidArgumentError: it is set to something else, or to a number that is 0, negative or not finite.

@@ -110,8 +110,8 @@ def _follow(checker: ConsistencyChecker, optimizer: torch.optim.Optimizer) -> No
 class _TorchLeaves:
     """Finds the leaves of torch's objects: the values that ranks compare, each with a name (`hvdlite.leaves`).
 
-    The name of a parameter comes from a module, or else from a wrapped optimizer. Otherwise the name is the parameter's place
-    in the optimizer's groups.
+    The name of a parameter comes from the first module that has the parameter. If no module has it, the name comes from its
+    optimizer. If that optimizer is not wrapped, the name is the parameter's place in the optimizer's parameter groups.
     """
 
     def __init__(self, objects: Iterable[Any], buffers: bool) -> None:

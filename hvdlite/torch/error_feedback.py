@@ -42,10 +42,10 @@ def decoded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 class ErrorFeedback(BucketCodec):
-    """Keeps the ``residual`` of each gradient: the error of this rank's coded gradients, as float32, divided by the loss scale.
+    """Keeps a ``residual`` for each gradient: what the sum of the gradient and the last residual has lost when it was coded.
 
-    Gradients of 16 bits are converted to float32. The engine codes what is sent, and refuses gradients of float64
-    (UnsupportedError).
+    The residual is a float32 tensor, for a loss scale of 1. Gradients of 16 bits are converted to float32. The engine codes
+    what is sent, and refuses gradients of float64 (UnsupportedError).
     """
 
     def __init__(self, codec: Codec) -> None:

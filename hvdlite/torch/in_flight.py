@@ -1,8 +1,8 @@
 """Launches buckets of gradients as requests to the engine, and stores the results.
 
-A bucket is launched at most once in a pass (usually a backward pass; see `hvdlite.torch.reducer`): its gradients become
-requests that the engine accepts together. The `InFlightBucket` owns the memory that the engine reads and writes, until each
-result is stored in its parameter's ``.grad``. The reducer knows the `InFlightBucket` before anything is submitted, because
+A bucket is launched at most once in a pass (usually a backward pass; see `hvdlite.torch.reducer`). At the launch its gradients
+become requests, which the engine accepts together. The `InFlightBucket` owns the memory that the engine reads and writes, until
+each result is stored in its parameter's ``.grad``. The reducer knows the `InFlightBucket` before anything is submitted, because
 Ctrl-C may raise between any two lines of this file, and the memory must stay alive.
 """
 
@@ -52,7 +52,7 @@ class InFlightBucket:
         outcomes: empty until all items have ended; then for each item an error, or what the bucket's `store` takes.
         streams: on a GPU, the CUDA streams whose later work may reuse the memory; the first is the stream that was current at
             the launch.
-        stored: the number of items, from the first on, that need no more storing.
+        stored: the number of items that are done (stored, dropped or failed). They are the first ones of `items`.
 
     """
 
@@ -67,7 +67,7 @@ class InFlightBucket:
         self.stored = 0
 
     def store(self, strict: bool) -> HvdliteError | None:
-        """Stores all results in their gradients. Called without gradient recording, after `Bucket.wait`.
+        """Stores all results in their gradients. Call it after `Bucket.wait`, inside of ``torch.no_grad()``.
 
         Args:
             strict: is it an error if the user has replaced the ``param.grad`` that was sent? If False, the result of such a
@@ -152,7 +152,7 @@ class Bucket(ABC):
         """Stores one result; see `InFlightBucket.store`. If Ctrl-C interrupts this method, it is called again.
 
         Returns:
-            A result to which this rank did not contribute, for the caller to add to the finished gradient; otherwise None.
+            The result, if this rank did not contribute to it: the caller adds it to ``param.grad``. Otherwise None.
         """
 
     def close(self, engine: "Engine") -> None:  # noqa: B027 - most buckets have prepared nothing
@@ -176,7 +176,7 @@ def has_moved(bucket: Bucket) -> bool:
 
 
 class DenseBucket(Bucket):
-    """Gradients of one dtype, which the engine fuses always in the same layout. They are a prepared group of the engine."""
+    """Gradients of one dtype, which the engine fuses always in the same layout. They are submitted as prepared groups."""
 
     def __init__(self, label: str, members: Members, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
@@ -187,7 +187,8 @@ class DenseBucket(Bucket):
         plain = plain_of(members[0][0].param.detach()) if self.device == CPU else None
         forms = [form for _, form in members]
         self._gatherer = Gatherer(self.gradients, forms, torch.Tensor, plain, torch.strided, _wire_of)
-        # The ids of the prepared groups for reductions without weights, and for those with weights; one id for each turn.
+        # The ids of the prepared groups. The first list is for reductions without weights, the second for reductions with
+        # weights. Each list has one id for each turn (see `turn_of`).
         self._groups: tuple[list[int], list[int]] = [], []
 
     def _prepare(self, engine: "Engine", turn: int, weighted: bool) -> int:

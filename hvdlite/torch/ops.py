@@ -183,11 +183,12 @@ def allreduce(
 ) -> Any:
     """`hvdlite.allreduce` with a gradient.
 
-    With Average and Sum, backward reduces the ranks' incoming gradients with the same op, factors and compression. With Min and
-    Max the ranks with the extreme value get equal parts of the sum of the incoming gradients. With Product a rank gets that sum
-    times the product of the other ranks' values. With a weighted mean a rank gets that sum times both factors and times the
-    rank's share of all weights. In all these cases this is the true gradient of the sum of all ranks' losses. With Adasum,
-    backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a derivative.
+    With Sum, and with Average without a weight, backward reduces the ranks' incoming gradients with the same op, scale factors
+    and compression. With Min and Max the ranks with the extreme value get equal parts of the sum of the incoming gradients.
+    With Product a rank gets that sum times the product of the other ranks' values. With a weighted mean a rank gets that sum
+    times both scale factors and times the rank's share of all weights. In all these cases this is the true gradient of the sum
+    of all ranks' losses. With Adasum, backward is an Adasum of the incoming gradients: this is Horovod's convention, and not a
+    derivative.
 
     With scale factors, Min, Max and Product have no gradient: backward raises UnsupportedError.
 
@@ -213,7 +214,7 @@ def grouped_allreduce(
     *,
     weight: float | None = None,
 ) -> list[Any]:
-    """`allreduce` of a list of tensors that are agreed on and sent together, as are their gradients.
+    """`allreduce` of a list of tensors as one group. In backward the gradients of these tensors are one group, too.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allreduce`.
@@ -231,7 +232,7 @@ def grouped_allreduce(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor | None]:
-    """Starts the reduction of a sparse tensor: every rank gets all ranks' rows. Collective over `process_set`.
+    """Starts the reduction of a sparse tensor: every rank gets and adds up all ranks' rows. Collective over `process_set`.
 
     Args:
         tensor: of layout torch.sparse_coo; shape, dtype and sparse dimensions the same on all ranks.
@@ -292,7 +293,7 @@ class _Allgather(torch.autograd.Function):
         call: _CallArguments = ctx.call
         name = call.grad_name(".rows")
         place = call.process_set.rank() or 0
-        # The place is sent as well, because ranks that have joined send nothing.
+        # Each rank also sends its place, because the result has no row for a rank that has joined.
         rows = ops.allgather(torch.tensor([[place, *ctx.rows]], device="cpu"), name, call.process_set)
         if rows[:, 1:].sum(0).tolist() != [len(grad) for grad in grads]:
             raise MismatchError(
@@ -314,8 +315,8 @@ def _gather(call: _CallArguments, name: str | None, tensors: Sequence[torch.Tens
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """`hvdlite.allgather` with a gradient.
 
-    Backward gives each rank its rows of the *average* of the ranks' incoming gradients: Horovod's convention, the gradient of
-    the sum of all ranks' losses, divided by the number of ranks.
+    Backward gives each rank its rows of the *average* of the ranks' incoming gradients. This is Horovod's convention: the
+    gradient of the sum of all ranks' losses, divided by the number of ranks.
 
     Args, returns and raises are those of `hvdlite.allgather`.
     """
@@ -327,7 +328,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of a list of tensors that are agreed on and sent together, as are their gradients.
+    """`allgather` of a list of tensors as one group. In backward the gradients of these tensors are one group, too.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.allgather`.
@@ -363,8 +364,8 @@ def broadcast(
 ) -> Any:
     """`hvdlite.broadcast` with a gradient.
 
-    Backward gives the root the *average* of the ranks' incoming gradients, and the others zeros: Horovod's convention, the
-    gradient of the sum of all ranks' losses, divided by the number of ranks.
+    Backward gives the root the *average* of the ranks' incoming gradients, and the other ranks zeros. This is Horovod's
+    convention: the gradient of the sum of all ranks' losses, divided by the number of ranks.
 
     Args, returns and raises are those of `hvdlite.broadcast`.
     """
@@ -397,10 +398,10 @@ class _Alltoall(torch.autograd.Function):
 
 
 def _with_zeros(rows: torch.Tensor, present: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-    """Fills in zeros for missing parts: those of ranks that have joined, and the rows of an alltoall that were not sent.
+    """Fills in zeros for missing rows: those of ranks that have joined, and the rows of an alltoall that were not sent.
 
     Args:
-        rows: the parts that are present, one after the other.
+        rows: the parts that are present, one after the other. A part is the rows of one rank, or the rows that were not sent.
         present: the number of rows of each part in `rows`: 0, or the number in `counts`.
         counts: the number of rows of each part in the result.
     """
@@ -473,8 +474,8 @@ def reducescatter(
 ) -> Any:
     """`hvdlite.reducescatter` with a gradient.
 
-    Backward gathers the ranks' incoming gradients and multiplies them by both factors; with Sum also by the number of ranks.
-    This is Horovod's convention: the gradient of the sum of all ranks' losses, times the number of ranks.
+    Backward gathers the ranks' incoming gradients and multiplies them by both scale factors; with Sum also by the number of
+    ranks. This is Horovod's convention: the gradient of the sum of all ranks' losses, times the number of ranks.
 
     Args, returns and raises are those of `hvdlite.reducescatter`.
     """
@@ -494,7 +495,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of a list of tensors that are agreed on and sent together, as are their gradients.
+    """`reducescatter` of a list of tensors as one group. In backward the gradients of these tensors are one group, too.
 
     `name` is the name of the group. Returns a list of new tensors. The other arguments and the errors are those of
     `hvdlite.reducescatter`.

@@ -112,9 +112,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
         groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
-            group with different dtypes or devices are reduced separately. Parameters in no list (by default all) are grouped by
-            size (the knobs bucket_bytes and first_bucket_bytes). Timing never changes the buckets, and so never the results'
-            bits.
+            group with different dtypes or devices are reduced separately. Parameters in no list (by default all) are put into
+            buckets by size (the knobs bucket_bytes and first_bucket_bytes). The buckets, and so the bits of the results, do not
+            depend on timing.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. On a rank that is not a member, the optimizer reduces nothing and trains as
             the plain one.
@@ -134,13 +134,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             with all others, such as Muon and Adafactor, whole parameters. Do not shard an optimizer whose step combines several
             parameters, for example in a norm over all of them. With ``shard=True``, ``step()`` and ``state_dict()`` are
             collective. ``state_dict()`` returns the whole state on every rank. ``load_state_dict()`` takes a whole state; the
-            job that saved it can have had another size.
+            job that saved it may have had another size.
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
-        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. The engine takes gradients on NVIDIA GPUs where they are,
-        and applies `Compression.fp16` and `bf16` while it packs them, without a copy. Gradients on other devices travel through
-        host memory.
+        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. The engine reads and writes gradients on NVIDIA GPUs where
+        they are. It applies `Compression.fp16` and `bf16` to them while it packs them, which needs no further copy. Gradients
+        on other devices travel through host memory.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
@@ -311,7 +311,7 @@ class _Wrapping:
         self.settle()
         if self.sharded is not None:
             optimizer.state = self.sharded.gather_state(optimizer)
-        # From the next line on nothing raises. Otherwise the optimizer could look wrapped after it has lost its reducer.
+        # The lines below must not raise. Otherwise the optimizer could look wrapped after it has lost its reducer.
         _connected.discard(self)
         if self.reducer is not None:
             self._finalizer.detach()
@@ -360,7 +360,7 @@ class _Wrapping:
             reducer.start_step()
 
     def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with its weights from now on. The engine of every rank counts the notices."""
+        """Sets whether this rank gives notice with each weight that it sends later. Each rank's engine counts the notices."""
         for reducer in self.reducers():
             reducer.notice = notice
 
@@ -419,7 +419,8 @@ class _DistributedOptimizer(_Optimizer):
     _hvdlite: _Wrapping
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # A class may derive from this one, as in Lightning 1.9, but no object of such a class can be made.
+        # A class that does not derive from torch.optim.Optimizer may derive from this class, as in Lightning 1.9, but it cannot
+        # have objects.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, which hvdlite has for isinstance() only: "
@@ -534,7 +535,7 @@ class _DistributedOptimizer(_Optimizer):
             self._hvdlite.next_step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, whose gradients are reduced from now on. Call it on all ranks with the same parameters.
+        """Adds parameters; their gradients are reduced, too. Call it on all ranks with the same parameters.
 
         Raises:
             InvalidArgumentError: another distributed optimizer has one of the parameters, with another op or process set;
@@ -553,7 +554,7 @@ class _DistributedOptimizer(_Optimizer):
             raise
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        """Pickles and copies as the plain optimizer."""
+        """Makes pickle and copy give a plain optimizer, without the wrapping."""
         plain: Any = object.__new__(self._hvdlite.base)
         vars(plain).update((key, value) for key, value in vars(self).items() if key != "_hvdlite")
         return plain.__reduce_ex__(1)  # pickle would refuse a later protocol's result: its class is not the object's own

@@ -1,4 +1,4 @@
-"""The file from which an `ElasticJob` continues. Two hosts have the file, so the hosts need not share a folder."""
+"""The file from which an `ElasticJob` continues. One rank on each of two hosts writes it, so hosts need not share a folder."""
 
 import os
 import socket
@@ -18,7 +18,8 @@ _HOSTS = 2  # the number of hosts that have the file; if one of them is lost, th
 
 
 class CheckpointFile:
-    """The checkpoint of one job. If hosts share its folder, both writers replace the same file.
+    """The checkpoint of one job. One rank on each of two hosts writes it. If the hosts share the folder, both ranks replace
+    the same file.
 
     Args:
         path: the path on each host; "": there is no file.
@@ -34,11 +35,12 @@ class CheckpointFile:
         """Loads the newest file of all hosts, on one rank of a host that has it. Collective over all ranks.
 
         Args:
-            load: a function that gives the objects of the job their states. It gets the states by name.
+            load: a function that gives the objects of the job their states. Its argument has the states by name.
 
         Returns:
             Three values, the same on all ranks: the number of steps that were applied before the file was written; the rank
-            that has loaded the file; and what is wrong with a file or a folder, or "". If there is no file, both numbers are 0.
+            that has loaded the file; and what is wrong with a file or a folder, or "". If there is no file, the first two
+            values are 0.
         """
         content, problem = self._read() if local_rank() == 0 else (None, "")
         position = -1 if content is None else int(content["position"])
@@ -60,8 +62,8 @@ class CheckpointFile:
         host, folder = socket.gethostname(), os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
             return None, (
-                f"the folder {folder} of the checkpoint does not exist on host {host} (rank {rank()}). The first ranks of two "
-                "hosts write a file: make the folder on every host"
+                f"the folder {folder} of the checkpoint does not exist on host {host} (rank {rank()}). The checkpoint is "
+                "written on two hosts, and after a loss these may be other hosts: make the folder on every host"
             )
         if not os.path.exists(self.path):
             return None, ""

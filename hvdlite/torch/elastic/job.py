@@ -51,18 +51,19 @@ class ElasticJob:
     A rank is lost when a signal has ended its process. The other ranks then agree on which ranks live, and continue in a new
     job. If a living rank has applied the step, the step counts, and the living ranks that have not applied it copy that rank's
     state. If no living rank has applied it, model, optimizer, scheduler, random numbers and all other state return to the
-    values before the step, and `batches` gives the same batch again, divided among the remaining ranks. Each rank keeps its own
-    random numbers. A rank that gets SIGTERM, and has no handler for it, leaves after its present step or the next one. All of
-    this needs ``hvdlite run --elastic`` with Open MPI 5 (docs/elastic.md has mpirun's options). Otherwise a lost rank ends the
-    program with PeerLostError.
+    values before the step, and `batches` gives the same batch again, divided among the remaining ranks. A rank that copies
+    another rank's state keeps its own random numbers. A rank that gets SIGTERM, and has no handler for it, leaves after its
+    present step or the next one. All of this needs ``hvdlite run --elastic`` with Open MPI 5 (docs/elastic.md has mpirun's
+    options). Otherwise a lost rank ends the program with PeerLostError.
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of the optimizer's state is lost. So every `commit_every`
     steps each rank gets a copy of the whole state, in host memory. After the loss of a rank all ranks return to the last copy
-    (the last *commit*): they do the later steps again, with the same samples. Before a planned leave all ranks commit, so no
-    step is repeated.
+    (the last *commit*): they do the later steps again, with the same samples. Before a rank leaves after SIGTERM, all ranks
+    commit, so no step is repeated.
 
-    A compression with state (PowerSGD, error feedback) keeps its state: a step that is not applied does not change the
-    residuals. The residuals of a lost rank are lost. Ranks that copy the state from another rank begin without residuals.
+    The state of a compression (PowerSGD, error feedback) returns with all other state, so a step that is not applied does not
+    change the residuals. The residuals of a lost rank are lost. Ranks that copy the state from another rank begin without
+    residuals.
 
     Spares (extra processes, ``hvdlite run --spares``) run the same program, so they make an `ElasticJob`, too. After a step,
     spares replace lost ranks, and get a copy of the state. The constructor is collective over all ranks. All ranks get rank 0's
@@ -75,9 +76,9 @@ class ElasticJob:
         batch_size: the number of samples in a step, on all ranks together.
         scheduler: a scheduler, whose ``step()`` the program calls inside of `step`; or None.
         scaler: a GradScaler, or None. A scaler skips ``optimizer.step()`` if gradients are not finite. Such a step counts, too.
-        seed: seeds the order of samples and, for each sample, the random numbers of Python, NumPy and torch (on the CPU); equal
-            on all ranks.
-        checkpoint: the path of a file, in a folder that exists on every host. The first ranks of two hosts write it, so hosts
+        seed: seeds the order of samples and, for each sample, the random numbers of Python, NumPy and torch (on the CPU). Pass
+            the same seed on all ranks.
+        checkpoint: the path of a file, in a folder that exists on every host. One rank on each of two hosts writes it, so hosts
             need not share the folder. If files exist, training continues from the newest one of all hosts. The job that wrote
             the file may have had another number of ranks. "": no file.
         save_every: the number of steps between two checkpoints. Each checkpoint replaces the file atomically, so a reader never
@@ -159,7 +160,10 @@ class ElasticJob:
 
     @property
     def epoch(self) -> int:
-        """The number of the next step's epoch. It is known once the first batch has been taken from `batches`."""
+        """The number of the epoch to which the present step (between two steps: the next step) belongs.
+
+        It is known once the first batch has been taken from `batches`.
+        """
         return self.position // self._steps_of_epoch
 
     @property
@@ -287,7 +291,7 @@ class ElasticJob:
         self._has_committed = True
 
     def _save(self) -> None:
-        """Writes the checkpoint, if this rank has to. With a sharded optimizer the state has just been committed."""
+        """Writes the checkpoint, if this rank has to. If the optimizer is sharded, this is the last commit: commit first."""
         if self._file.is_mine():
             snapshot = self._last_commit.snapshot  # None if the optimizer is not sharded
             self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
@@ -322,8 +326,8 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # `_admit_spare` is collective. If a rank was lost, this rank must not call it: the other ranks may have noticed the
-            # loss during their call. They now continue with a batch, without a second call.
+            # `_admit_spare` is collective. If a rank was lost in the step, this rank must not call it: other ranks may have
+            # noticed the loss only inside of their call. They do not call it again, but continue with a batch.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
@@ -362,8 +366,9 @@ class ElasticJob:
         """The number of this rank's newest point; None if this rank has no state yet.
 
         A point is a state that all ranks can have after the loss of a rank (`hvdlite.elastic.steps`): a commit if the optimizer
-        is sharded, otherwise an applied step. If the loss of a rank has interrupted that step after ``optimizer.step()``, 0.5
-        is subtracted from the number, so that this rank copies the state of a rank that has ended the step.
+        is sharded, otherwise the state after an applied step. If the loss of a rank has interrupted that step after
+        ``optimizer.step()``, 0.5 is subtracted from the number, so that this rank copies the state of a rank that has completed
+        the step, if there is one.
         """
         if not self._has_state:
             return None

@@ -51,8 +51,8 @@ def _seen_of_python() -> Sequence[Any]:
 def _seen_of_numpy() -> Sequence[Any] | None:
     owner: Any = np.random.mtrand._rand
     generator = owner._bit_generator
-    # The memory of an object of these types contains the state. A program may have chosen another type, whose objects may only
-    # contain pointers to the state.
+    # An object of either type below has the state in its own memory. A program can choose another type, whose objects perhaps
+    # have only a pointer to the state.
     if type(owner) is not np.random.RandomState or type(generator) is not np.random.MT19937:
         return None
     return _memory_of(owner), _memory_of(generator)

@@ -27,9 +27,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         epoch: the number of the present epoch.
         processed_num: the number of processed samples, on all ranks.
         processed_indices: the samples recorded in this epoch, on this rank; after a sync of the state, on all ranks.
-        remaining_indices: the samples that were unprocessed at the last division, in the order of the dataset.
-        indices: this rank's share, in the order of the last iteration that has begun; empty from a division until an iteration
-            begins.
+        remaining_indices: the samples that were unprocessed when samples were last divided, in the order of the dataset.
+        indices: this rank's share, in the order of the present iteration, or of the last one. It is empty after samples were
+            divided, until the next iteration begins.
         rank: this process's rank when samples were last divided.
         num_replicas: the number of ranks when samples were last divided.
         num_samples: the number of samples in a rank's share.
@@ -86,10 +86,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a `state_dict`, with the present ranks. Accepts Horovod's dict with a number of samples, too.
+        """Continues from a `state_dict`, with the present ranks. Horovod's dict, with a number of samples, is accepted, too.
 
         Raises:
-            InvalidArgumentError: `state_dict` is neither of these.
+            InvalidArgumentError: `state_dict` is neither hvdlite's nor Horovod's.
 
         """
         if "epoch" not in state_dict or not {"processed_indices", "processed_num"} & state_dict.keys():
@@ -127,7 +127,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def processed_num(self) -> int:
-        """The number of processed samples on all ranks, if all have recorded as many as this rank since the last division."""
+        """The number of processed samples on all ranks.
+
+        The number is right only if all ranks have recorded equally many samples since samples were last divided.
+        """
         return self._processed_before + (len(self.processed_indices) - self._processed_before) * self.num_replicas
 
     def __len__(self) -> int:

@@ -70,7 +70,7 @@ class TorchState(ObjectState):
             raise
 
     def reset(self) -> None:
-        """Drops the gradients of the step that the old ranks did not finish."""
+        """Drops the gradients of a step that the ranks did not finish before they changed."""
         for optimizer in self._optimizers():
             optimizer.zero_grad()
 
@@ -83,8 +83,9 @@ class TorchState(ObjectState):
 
 
 class StateDictHandler(StateHandler):
-    """For objects whose ``state_dict()`` has tensors and plain values. The base of all other handlers: `save`, `restore` and
-    `sync` call `copied`, `load` and `receive`, which `ElasticJob` calls as well.
+    """For objects whose ``state_dict()`` has tensors and plain values. The base of all other handlers.
+
+    `save`, `restore` and `sync` are made of `copied`, `load` and `receive`, which `ElasticJob` calls itself.
     """
 
     def copied(self) -> Any:
@@ -161,7 +162,7 @@ class SamplerStateHandler(StateDictHandler):
     """For an `ElasticSampler`: the epoch and the processed samples."""
 
     def sync(self) -> None:
-        """Gives all ranks rank 0's epoch and the processed samples of all ranks, divides the other samples, and saves all."""
+        """Gives all ranks rank 0's epoch and all ranks' processed samples, divides the other samples, and saves the result."""
         processed = set().union(*allgather_object(self.value.processed_indices))
         state = broadcast_object(self.value.state_dict())
         self.value.load_state_dict({**state, "processed_indices": processed})
@@ -216,6 +217,6 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces the pairs of `get_handler_registry`. Objects that a state keeps already do not change their handlers."""
+    """Replaces the pairs of `get_handler_registry`. Objects that a state already has keep their handlers."""
     global _registry
     _registry = registry
