@@ -1,8 +1,8 @@
-// The port through which the members of a process set agree without the coordinator. Behind it are a table of the units that
-// some members have announced, and a log of what has been agreed. ledger.h describes the protocol and shows that every unit is
-// agreed exactly once. If all members share memory, they share one table and one log (Ledger). Otherwise each member has its
-// own copy of both, and all copies make the same steps in the same order (ReplicatedLedger). "With copies" means the second
-// case.
+// The port of a process set: the interface through which the members agree without the coordinator. Behind it are a table of
+// the units that some members have announced, and a log of what has been agreed. ledger.h describes the protocol and shows that
+// every unit is agreed exactly once. If all members share memory, they share one table and one log (Ledger). Otherwise each
+// member has its own copy of both, and all copies make the same steps in the same order (ReplicatedLedger). "With copies" means
+// the second case.
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: as the implementation says. Blocks: never.
 // Throws: Error(Internal) if a member sends, or writes into the shared memory, something that no correct member would; also
 // whatever sending a message throws.
@@ -12,9 +12,9 @@
 // has been sent, although the copies make it later, in their common order. But try_close() with copies counts as done only when
 // all members have read the closing (the log entry kClosed).
 //
-// If a member dies in the middle of a step in shared memory, the other members see nothing of the step. With copies some
-// members may have the message, and others not. From then on the other members' steps are refused (in shared memory), or their
-// copies wait for messages of the dead member. But the members can still read the log.
+// If a member dies in the middle of a step in shared memory, the other members see nothing of this step, and all their later
+// steps are refused. If it dies in the middle of a step with copies, perhaps only some members get the message, and the copies
+// wait for further messages of the dead member. In both cases the members can still read the log.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ namespace hvdlite::engine {
 // What the other members need of a prepared operation's input. With copies this input travels with the announcement.
 struct InlinePayload {
   std::span<const std::byte> input{};
-  // The number of bytes for each member. The parts lie one after the other in the input. Empty: all members need all of it.
+  // How many bytes of the input each member needs. The bytes of member 0 lie first in the input, then those of member 1, and so
+  // on. Empty: each member needs the whole input.
   std::vector<std::size_t> parts{};
   // The memory of `input`, if the unit has several tensors; null if `input` refers to the caller's tensor.
   std::shared_ptr<const std::vector<std::byte>> packed{};
@@ -60,7 +61,7 @@ class Agreement {
   virtual void begin(std::uint64_t sequence, std::span<const std::uint64_t> keys) = 0;
   // Can the members make steps and read the log? In shared memory: as soon as begin() was called. With copies: always.
   virtual bool exists() const = 0;
-  // The log does not contain response lists up to this number. They come before all entries of the log.
+  // Response lists up to this number have no entry in the log. Members follow these lists before they read the log.
   virtual std::uint64_t first_sequence() const = 0;
 
   // --- the log: this member's place in it ---
@@ -135,8 +136,9 @@ class Agreement {
   virtual std::vector<std::vector<std::byte>> take_payloads() { return {}; }
   // Another member's steps have arrived.
   virtual void hear(int member, LedgerSteps steps) = 0;
-  // Sends the other members a message without steps, if one of them may wait for this member. They learn from it that this
-  // member has no step to add before theirs, and how much of the log this member has read. Returns true if it was sent.
+  // Sends the other members a message without steps, if perhaps one of them waits for this member. The message says that this
+  // member adds no step before their waiting steps, and how much of the log this member has read. Returns true if the message
+  // was sent.
   virtual bool acknowledge() { return false; }
   // Another member (by its index) makes no more steps, and all its steps have arrived.
   virtual void left(int /*member*/) {}

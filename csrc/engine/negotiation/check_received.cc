@@ -11,9 +11,9 @@
 // response with this rank's own entry. Each response that has no error is compared, also if only its slot arrived, because a
 // wrong slot would stand for another tensor.
 //
-// If the content hashes are equal, check_fits compares no more fields. Otherwise with_differences() makes the request that this
-// rank may expect: a copy of its own request, in which the fields that may differ between ranks come from the agreed request.
-// Then == compares all fields of this copy with the agreed request.
+// If the content hashes are equal, check_fits compares no more fields. Otherwise with_differences() copies this rank's own
+// request, and replaces in the copy the fields that may differ between ranks by those of the agreed request. Then == compares
+// all fields of the copy with the agreed request.
 // So a field that someone adds to Request (and to seal()) must be equal on all ranks, unless with_differences() copies it.
 //
 // No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
@@ -45,7 +45,7 @@ bool sum_is_at_most(std::span<const std::int64_t> values, std::int64_t most) {
   return true;
 }
 
-// Are there as many row counts as rows_of() relies on, and do the rows fit in one tensor?
+// Are there as many row counts as rows_of() needs, and do the rows fit in one tensor?
 void check_sizes(const Response& response, std::size_t ranks) {
   const Request& request = *response.request;
   const std::size_t expected = !rows_may_differ(request.kind)       ? 0
@@ -96,8 +96,9 @@ Request with_differences(const Request& mine, const Request& agreed) {
   return expected;
 }
 
-// This rank takes part without memory. So the response must need no memory of this rank: no place in an arena and no rows, and
-// this rank must not be the root of a broadcast. Joins and changes of sets need nothing of a rank that has not asked.
+// Checks an operation for which this rank has not asked. Then this rank has no tensor, so the operation must use no arena, must
+// have no rows of this rank, and must not be a broadcast from this rank. A join or a change of sets always fits, because it
+// needs nothing of a rank that has not asked.
 void check_without_mine(const Response& response, bool joined, const std::vector<int>& members,
                         int index) {
   const Request& agreed = *response.request;
@@ -168,8 +169,8 @@ void check_fits(const Response& response, const Entry* mine, bool joined,
   const Request& asked = *mine->request;
   require(agreed.arena == 0 || (mine->arena != nullptr && asked.arena == agreed.arena), asked,
           "was decided for an arena in which this rank's tensor does not lie");
-  // This rank sends as many rows as the response says. They must be the rows of its own request, although the agreed shape may
-  // have other rows.
+  // The response says how many rows this rank sends. These numbers must be those of this rank's own request. (The agreed shape
+  // comes from one member's request, so it may have another number of rows.)
   if (rows_may_differ(agreed.kind) && agreed.kind == asked.kind) {
     const auto rows = rows_of(response, index, members.size());
     const auto own = agreed.kind == OpKind::kAlltoall ? std::span<const std::int64_t>(asked.splits)

@@ -36,8 +36,8 @@ using Step = Agreement::Step;
 
 namespace {
 
-// While more names than this are open at the coordinator (Coordinator::open), a closed port stays closed, because all their
-// keys go into the port's table when the port opens.
+// While the coordinator counts more names than this (Coordinator::open), a closed port stays closed: when the port opens, the
+// keys of all these names go into its table.
 constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -148,10 +148,11 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// If the port has begun, this is step 1 of a verdict (at the head of this file), and requests step 2. In the other two cases no
-// unit can become complete at a port, so the operations fail at once. If there is a port that has not begun, members may have
-// operations that they have not announced, and these fail, too. If there is no port, the members announce all operations to the
-// coordinator. So only those fail that the coordinator counts: it decided the others before the verdict arrived.
+// If the port has begun, this is step 1 of a verdict (at the head of this file), and requests step 2. If the port has not
+// begun, or if there is no port, no unit can become complete at a port, so the operations fail at once. While a port has not
+// begun, members perhaps hold operations that they have not announced. So these fail, too. If there is no port, the members
+// announce all operations to the coordinator. So the coordinator fails only those that it counts: it decided the others before
+// the verdict arrived.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();

@@ -2,7 +2,7 @@
 //
 //    tallies_         by name: who has announced it         when it is settled, or fails
 //    groups_          by label: settled operations that     when all operations of the group are settled, or when fail()
-//                     wait for the rest of their group      fails an operation of the group that open() returns
+//                     wait for the rest of their group      fails a counted operation of the group
 //    decided_         decisions, in the order of execution  in collect()
 //    settled_names_   the names of settled operations in    in collect()
 //                     groups_ and decided_
@@ -126,7 +126,7 @@ void Coordinator::add(int member, RequestPtr request) {
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
   // A correct member announces an operation again only if its first announcement was void. Void ones are not counted.
   HVD_CHECK(place == nullptr);
-  // If the request equals that of the lowest member that has asked, the tally gets that member's object instead. Then equal
+  // If the lowest member that has asked has sent an equal request, the tally gets that member's object instead. Then equal
   // requests are usually one object, and settle() and validate() need not compare their fields.
   if (tally.count > 0) {
     const RequestPtr& first = first_given(tally.requests);
@@ -170,7 +170,7 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
     response.error = refuse_without_joined(tally.requests, members_);
   }
   response.divisor = divisor_of(tally);
-  // Replaces another error, which may be wrong because validate() treats each member that has not asked as joined.
+  // Replaces any error from above, which may be wrong: validate() treats each member that has not asked as joined.
   if (!left_.ok()) {
     response.error = of_operation(*response.request, left_);
   }
@@ -238,8 +238,8 @@ void Coordinator::decide_failure(RequestPtr request, Status why) {
   decided_.push_back({std::make_shared<const Response>(std::move(response)), {}, false});
 }
 
-// A join has no tally. joined_ says which members wait in the join, and the join is decided when all of them wait. After a
-// member has left, they never all wait, so the join fails at once.
+// A join has no tally. joined_ says which members wait in the join. The join is decided when all members of the set wait in it.
+// After a member has left, this can never happen, so the join fails at once.
 void Coordinator::join(int member, const RequestPtr& request) {
   const auto index = static_cast<std::size_t>(member);
   HVD_CHECK(!joined_[index]);
@@ -276,7 +276,7 @@ void Coordinator::leave(const Status& why) {
   if (left_.ok()) left_ = why;
   std::vector<std::string> names;
   for (const RequestPtr& request : open()) names.push_back(request->name);
-  // No response list has told these decisions to the members, and the member that has left would take no part in them.
+  // The members have not got these decisions yet, and the member that has left would take no part. So the operations fail.
   for (Settled& settled : std::exchange(decided_, {})) {
     const RequestPtr& request = settled.response->request;
     if (settled.response->error.ok()) {
@@ -332,8 +332,8 @@ void Coordinator::fail_counted(std::vector<std::string> names, const Status& why
   fail(names, why);
 }
 
-// Slots are assigned here and not when an operation is settled, because an operation of a group may be settled before others
-// that precede it in the list. Members change their caches in the order of the lists, so the coordinator does, too.
+// collect() assigns the slots, and not settle(), because an operation of a group can be settled before others that precede it
+// in the list. Members change their caches in the order of the lists, so the coordinator does, too.
 std::vector<Decision> Coordinator::collect() {
   std::vector<Decision> decisions;
   if (decided_.empty()) return decisions;
@@ -357,7 +357,7 @@ void Coordinator::remember(Settled& settled) {
   const std::optional<std::uint32_t> slot = slot_for(name);
   if (!slot) return;
   AssignedSlot& assigned = slots_[*slot];
-  // The slot may have been another name's until now.
+  // Perhaps the slot had another name before.
   if (assigned.response) slot_by_name_.erase(assigned.response->request->name);
   auto response = std::make_shared<Response>(*settled.response);
   response->slot = static_cast<std::int32_t>(*slot);

@@ -42,8 +42,9 @@ class Coordinator {
   // group, all operations of the group that the coordinator counts fail as well.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
-  // fail_counted() will follow for these operations. Until then the coordinator settles none of them. Otherwise the last member
-  // that an operation lacks could still ask for it, and the operation would run although the verdict says that it never can.
+  // The caller must call fail_counted() for these operations later. Until then the coordinator settles none of them. Otherwise
+  // the last missing member of an operation could still ask for it, and the operation would run although the verdict says that
+  // it never can.
   // Of these operations only a join, or one that is settled already and waits for its group, can still be decided.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
   // Fails those of these operations that the coordinator still counts. After the call no operation of `names` is doomed.
@@ -62,7 +63,7 @@ class Coordinator {
   }
   // All decisions since the last call, in the order of execution. They become response list number sequence().
   std::vector<Decision> collect();
-  // The member whose request led to the latest decision since the previous call; -1: no request has led to a decision.
+  // The member whose request led to the latest decision since the previous call; -1: no request has led to a decision since.
   int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
   void add_to(base::Hasher& hasher) const;

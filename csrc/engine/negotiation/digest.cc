@@ -1,4 +1,4 @@
-// The digests of Negotiation and its parts (Negotiation::digest).
+// The functions that make the digest of a Negotiation (Negotiation::digest).
 //
 // Only tests call them. A test walks through all states of a small job and continues only from states that it has not seen
 // (negotiation_explored.cc). It compares states by their digests:
@@ -47,7 +47,7 @@ void add_keys(base::Hasher& hasher, const std::vector<std::uint64_t>& keys) {
 
 }  // namespace
 
-// Unit::prepared and its payload are left out: they are set anew before each announcement.
+// Unit::prepared and Unit::payload are left out: both are set anew before each announcement.
 void LocalUnits::add_to(base::Hasher& hasher) const {
   add_table(hasher, groups_, add_entries);
   add_table(hasher, sent_groups_,

@@ -1,5 +1,6 @@
-// What Negotiation tells its rank to do, and what it asks the rank. The implementation carries out each call before it returns,
-// so that actions happen in the order of decisions. Only execute() and execute_prepared() may leave the operation in flight.
+// What Negotiation tells its rank to do, and one question to the rank (idle). The implementation carries out a call before the
+// call returns, so that actions happen in the order of decisions. Only the operations of execute() and execute_prepared() may
+// still run after the call.
 // Thread: the holder of the progress token. Owns: nothing. Blocks, Throws: as the implementation says.
 #pragma once
 
@@ -30,7 +31,7 @@ class Effects {
   virtual void ring(int rank) = 0;
 
   // --- operations ---
-  // All members execute this FusedOp at this place in the order. entries[i] is this rank's part in fused.parts[i]; an entry
+  // All members execute this FusedOp at this place in the order. entries[i] is this rank's entry for fused.parts[i]; an entry
   // without a request means that this rank has joined or left, and has no value.
   virtual void execute(SetId set, FusedOp fused, std::vector<Entry> entries) = 0;
   // Prepares an operation (a unit that is one FusedOp), to save time after the agreement. Called just before the unit is
@@ -40,8 +41,9 @@ class Effects {
   // again, or the unit is announced as not prepared. When the operation is agreed at the port, execute_prepared() follows if
   // all members have prepared it, and otherwise execute().
   virtual std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit) = 0;
-  // Takes the unit's entries, or ends them before it returns. payloads[i]: this rank's part of what prepare() returned on
-  // member i. `payloads` is empty if the members share memory, because prepare() has put the inputs into that memory.
+  // Takes the unit's entries, or ends them before it returns. payloads[i]: what this rank needs of the input that prepare()
+  // returned on member i. `payloads` is empty if the members share memory, because prepare() has put the inputs into that
+  // memory.
   virtual void execute_prepared(SetId set, std::vector<Entry>& unit,
                                 std::vector<std::vector<std::byte>> payloads) = 0;
   // These entries have ended. Entries without a request belong to no caller of this rank.
@@ -65,8 +67,8 @@ class Effects {
   // because a record would cost time in every operation. If this rank fails, it records the announcement then, so that its
   // error log shows the announcement.
   virtual void announced_at_port(std::span<const Entry> entries) = 0;
-  // Called just before announcements at a port. Work that takes time belongs here and not in announced_at_port(): after the
-  // announcements members may wait for this rank's part in the operations.
+  // Called just before announcements at a port. Work that takes time belongs in this function and not in announced_at_port():
+  // after the announcements, other members perhaps wait for this rank.
   virtual void before_announcing() = 0;
   // This many operations are now agreed, and the last request for any of them came from rank `rank`.
   virtual void came_last(int rank, std::size_t operations) = 0;

@@ -23,7 +23,8 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   const Request& request = *agreed.request;
   if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
-  // In place of an absent value, a fusion buffer in host memory has zeros, which are the identity of sums only.
+  // In place of an absent value, a fusion buffer in host memory has zeros. They are the identity only of sums, so for another
+  // op every member must have a value.
   return agreed.contributors == ranks;
 }
 

@@ -1,7 +1,7 @@
 // The ledger is one piece of memory that every member maps. It holds no pointers, because each process may map it at another
-// address. It has three parts, one after the other (sizes of the usual Capacity):
+// address. It has three areas, one after the other (sizes of the usual Capacity):
 //
-//    part, size         content                      is written by                     is read by
+//    area, size         content                      is written by                     is read by
 //    Header, 4.2 KiB    serial, first_sequence       the coordinator, in begin()       all, without the lock
 //                       locked                       all to lock, holder to unlock     all
 //                       open, tail                   the holder of the lock            all, also without the lock
@@ -193,7 +193,7 @@ bool Ledger::up_to_date() const { return read_ == tail_at_lock_; }
 
 bool Ledger::has_room(std::uint32_t entries) const {
   const int members = std::popcount(everyone_);
-  // How many entries all members have read. A member that has called stop_reading() does not count.
+  // How many entries the slowest member has read. A member that has called stop_reading() does not count.
   std::uint64_t slowest = tail_;
   for (int member = 0; member < members; ++member) {
     slowest = std::min(slowest, header_->positions[member].read.load(std::memory_order_acquire));
@@ -260,7 +260,7 @@ void Ledger::mark_diverted(std::uint64_t hash) {
   cell->diverted = 1;
 }
 
-// A decided key may have a cell that is not diverted. For example, the operation failed before keep_port could divert its key.
+// A decided key can have a cell that is not diverted. For example, the operation failed before keep_port could divert its key.
 // Members that announced the unit in this cell take the unit back when they follow the list (LocalUnits::withdraw).
 void Ledger::append_list(std::uint64_t number, std::span<const std::uint64_t> decided) {
   for (const std::uint64_t hash : decided) {
@@ -331,7 +331,7 @@ void Ledger::wipe() {
 
 // --- steps: each is one critical section ----------------------------------------------------------------------------
 
-// If `change` throws, the lock stays locked: the table may be wrong, so no member may make a step in it any more. This rank
+// If `change` throws, the lock stays locked: perhaps the table is wrong, so no member may make a step in it any more. This rank
 // fails (Cycle::guard), and tells the others.
 template <typename Change>
 Agreement::Step Ledger::hold(Change change, bool need_up_to_date, int tries) {

@@ -7,8 +7,8 @@
 // Entries that must go by message are not moved on: admit() returns them, and announce() adds them to `by_message`. take_all()
 // and withdraw() find entries in each of the three tables. units_[i] and waiting_[i] belong to the same unit.
 //
-// If entries of an incomplete group go by message, the later ones must follow them, because here the group would never become
-// complete. sent_groups_ counts those that are still to come. An example with the group g of a, b and c:
+// If entries of an incomplete group go by message, the later ones must follow them, because in groups_ the group would never
+// become complete. sent_groups_ counts those that are still to come. An example with the group g of a, b and c:
 //
 //    admit(a), admit(b)     groups_: g has a, b
 //    withdraw(b)            the coordinator has decided that b fails: returns a and b. sent_groups_: 1 entry of g is to come
@@ -33,8 +33,9 @@ constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
 // removed name still differ, its next announcement is diverted, and the name is added again.
 constexpr std::size_t kMostUneven = 1024;
 
-// Are equal requests of all members enough for an agreement on this operation? Not on a join: each single join changes for
-// which members the other operations wait. Not on a change of sets: perhaps only some of the members ask for it.
+// Are equal requests of all members enough for an agreement on this operation? For a join they are not: each single join
+// changes for which members the other operations wait. For a change of sets they are not, either: perhaps only some of the
+// members ask for it.
 bool covers(const Request& request) {
   if (rows_may_differ(request.kind)) {
     return request.shape[0] <= kMostRows && request.bytes() <= kMostBytesOfRows;
@@ -115,8 +116,8 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
   if (group.empty()) group.reserve(size);
   group.push_back(std::move(entry));
   if (group.size() < size) return {};
-  // A rank may submit the entries in any order. All members must use the same order here, because the content and the order in
-  // which the operations run follow from it.
+  // A rank may submit the entries in any order. But all members must have the unit's entries in the same order, because this
+  // order decides the unit's content, and in which order the operations run.
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
   std::vector<Entry> unit = std::move(group);
   groups_.erase(key);

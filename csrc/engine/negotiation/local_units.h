@@ -1,6 +1,6 @@
 // This rank's units: those that it has announced at an Agreement, and those that it will announce there.
 // Thread: the holder of the progress token. Owns: these units' entries until the caller takes them back. Blocks: no.
-// Throws: what the agreement throws; no entry is lost then.
+// Throws: what the Agreement throws. Even if it throws, no entry is lost.
 //
 // A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some
 // operations need the coordinator and are no units: joins, changes of process sets, very large allgathers and alltoalls
@@ -24,7 +24,7 @@ namespace hvdlite::engine {
 
 class LocalUnits {
  public:
-  // Adds the keys that a request may have in the agreement: its own key, and its group's.
+  // Adds the keys that a request can have at an Agreement: its own key and, if it belongs to a group, the group's.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
   // Takes an entry of this rank. When this rank has submitted the whole unit, the unit waits for announce(). Returns the
@@ -67,8 +67,9 @@ class LocalUnits {
   // Takes all entries: announced, waiting, and of incomplete groups.
   std::vector<Entry> take_all();
   // The coordinator has decided this request. Takes the entries of the request's unit, if this object owns them. If the unit is
-  // a group, and the coordinator has not decided some of its operations, their entries must go by message. by_name: this rank's
-  // request perhaps has only the name in common with the decided one.
+  // a group, and the coordinator has not decided some of its operations, the caller must send their entries by message.
+  // by_name: also finds the entry by its name, because this rank's request perhaps has nothing else in common with the decided
+  // request.
   std::vector<Entry> withdraw(const Request& decided, bool by_name);
 
   void add_to(base::Hasher& hasher) const;
@@ -90,7 +91,7 @@ class LocalUnits {
   std::vector<std::vector<Entry>> waiting_;
   std::unordered_map<std::uint64_t, std::vector<Entry>> announced_;  // by key
   // Hashes of the names of allgathers and alltoalls whose rows differed between ranks the last time. If a request with such a
-  // name were announced, the agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
+  // name were announced, the Agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
   std::unordered_set<std::uint64_t> uneven_;
 };
 

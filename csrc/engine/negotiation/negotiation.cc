@@ -150,7 +150,8 @@ std::set<int> Negotiation::leave(const Status& why) {
   // From here on this rank decides nothing, and takes part in others' operations as a rank that has joined.
   said_goodbye_ = true;
   finish(std::exchange(held_removals_, {}), why);
-  // Some announced entries may be decided already; then the other ranks wait for this rank's part.
+  // A set keeps those announced entries that its coordinator has perhaps decided already. If the set ended them, other ranks
+  // would wait for this rank in these operations.
   std::set<int> undecided;
   for (auto& [id, set] : sets_) {
     if (set->leave(why)) undecided.insert(set->set().coordinator_rank());

@@ -4,12 +4,12 @@
 // the effects throw.
 //
 // A state machine without transport and threads. Entries and messages go in; actions come out through Effects, in order.
-// Members agree through a port, an Agreement; in a set without a port, such as a large one, through the coordinator alone.
-// Tests tell states apart by digest().
+// Members agree through a port (an Agreement). If a set has no port, for example because it has too many members, they agree
+// through the coordinator alone. Tests tell states apart by digest().
 //
 // A Negotiation cannot be copied: it shares its entries with callers (through their completions) and its ports with other
-// members. A test that wants to return to a state makes new machines and repeats the steps that led to the state
-// (negotiation_explored.cc).
+// members. A test that wants to return to a state makes a new Negotiation for each rank and repeats the steps that led to the
+// state (negotiation_explored.cc).
 //
 //   what callers ask ---------> admit() --------+
 //   what another rank says ---> hear() ---------+--> Effects: send, ring, execute, finish, add_set, remove_set
@@ -40,8 +40,8 @@ class Negotiation {
     std::size_t cache_capacity = 0;     // slots
     bool join_refuses_others = false;   // the coordinator calls refuse_without_joined()
     bool agreement_is_barrier = false;  // a barrier that is agreed at the port needs no collective
-    // Sets of at most this many members (never more than ReplicatedLedger::kMaxMembers) agree in copies of a ledger, if they do
-    // not share one.
+    // Sets of at most this many members (never more than ReplicatedLedger::kMaxMembers) agree in copies of a ledger, if their
+    // members share no ledger in memory.
     std::size_t ledger_copies = 0;
   };
 
@@ -79,12 +79,13 @@ class Negotiation {
   // Called before this rank leaves. When it returns true, nothing that this rank has announced at a port becomes complete any
   // more. False: call it again.
   bool close();
-  // This rank leaves. Returns the coordinators that may still decide operations that this rank asked for. All other entries
-  // that are not agreed end with `why`.
+  // This rank leaves. Returns the ranks of the coordinators that can still decide operations that this rank asked for. The
+  // entries of all other operations that are not agreed end with `why`.
   std::set<int> leave(const base::Status& why);
   // This rank has left, and executes nothing more. So the ports keep no log entry for it.
   void stop_reading();
-  // This rank has left. `coordinator` will not decide the operations that this rank still waits for: they end with `why`.
+  // This rank has left, and the coordinator on rank `coordinator` decides nothing more for it. The entries that still wait for
+  // this coordinator end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
   // This rank fails; end_all() follows. Tries to close the ports, so that no operation that this rank has announced becomes
   // complete later.

@@ -7,9 +7,9 @@
 //    take(C)       C, users 5         B, users 2         region 0, free after 3 departures
 //
 // give_back(A) says only that the next set may get the region. Ranks carry out the removal of A at different times, and a rank
-// that has not done so may still read the ledger of A there. When a rank no longer needs the region, it adds 1 to the region's
-// departures in the window (~SharedChannel). So C uses the region after 3 departures, and it does not matter which rank is the
-// last.
+// that has not done so perhaps still reads the ledger of A there. When a rank no longer needs the region, it adds 1 to the
+// region's departures in the window (~SharedChannel). So C uses the region after 3 departures, and it does not matter which
+// rank is the last.
 #include "engine/negotiation/regions.h"
 
 #include <algorithm>

@@ -33,7 +33,7 @@
 // 5). Member 1 announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others. When all these messages
 // have arrived:
 //
-//    place     step           which stamps a copy needs for it, or later ones      does it have them?
+//    place     step           smallest stamps that a copy needs for the step       does it have them?
 //    (5, 0)    announce x     4 of member 1, 4 of member 2                         yes
 //    (5, 1)    announce y     5 of member 0, 4 of member 2                         yes
 //    (5, 2)    announce x     5 of member 0, 5 of member 1                         yes
@@ -142,8 +142,8 @@ Agreement::Step ReplicatedLedger::try_announce(std::span<Unit> units) {
 Agreement::Step ReplicatedLedger::try_close() {
   if (has_news()) return Step::kUnread;
   // This member needs a closing after its last announcement. If the ledger is open, this member also needs one after its last
-  // list: members need not report that they have read a list in an open ledger (acknowledge), so this member could wait for
-  // ever.
+  // list: members need not report that they have read a list in an open ledger (acknowledge), so without a closing this member
+  // could wait for ever.
   if (!is_silent_ || (open_ && own_list_ > closing_read_)) {
     if (!std::exchange(closing_, true)) send({.steps = {{.kind = LedgerSteps::Kind::kClose}}});
     // If the closing waits for no other member, the copy has made it at once.
@@ -341,8 +341,9 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
     cell.payloads.resize(members_.size());
     cell.payloads[static_cast<std::size_t>(member)] = std::move(message.payload);
   }
-  // `last` is for the statistics of who asked last. The order of the steps does not tell this: among equal stamps, the highest
-  // index is always last. So the order of arrival at this member decides. Copies may differ in `last`: no step depends on it.
+  // AnnouncedUnit::last is for the statistics of who asked last. The order of the steps does not tell this: among equal stamps,
+  // the highest index is always last. So the order of arrival at this member decides. AnnouncedUnit::last may differ between
+  // the copies: no step depends on it.
   if (arrival > cell.last_arrival) {
     cell.last_arrival = arrival;
     cell.last = static_cast<std::uint8_t>(member);
@@ -430,7 +431,8 @@ bool ReplicatedLedger::holds_up_others() const {
   });
 }
 
-// Leaves out arrivals, `last` and `by`, which are for statistics, and payloads whose steps are made: no step depends on these.
+// Leaves out arrivals, AnnouncedUnit::last and LogEntry::by, which are for statistics, and payloads whose steps are made: no
+// step depends on these.
 void ReplicatedLedger::add_to(base::Hasher& hasher) const {
   for (const MemberState& member : members_) {
     hasher.add(member.stamp);

@@ -22,7 +22,7 @@
 // (the next list explains exceptions, and why members report them).
 //
 // There are three more differences from the ledger in shared memory:
-//   - A step is made later than it is asked for. So when the copies make an announcement, the log may have an entry that the
+//   - A step is made later than it is asked for. So when the copies make an announcement, the log can have an entry that the
 //     announcing member had not read when it sent the announcement: the key was diverted or decided, or the ledger was closed.
 //     Such entries (all but kComplete) are called exceptions. They are numbered, and each message says how many exceptions its
 //     sender has read. An announcement is void if its sender had not read an exception that concerns the announced key (a
@@ -30,8 +30,9 @@
 //   - A member that leaves or joins waits until all members have read its closing, and its lists if it is the coordinator. Then
 //     all have executed the operations in which it took part. So members report a closing at once when they have read it, and
 //     also each exception that they read while the ledger is closed.
-//   - A small payload travels with its announcement (inline payload): every member gets all of it, or its part. When the unit
-//     becomes complete, every member has what it needs of all payloads, and most operations need no more messages.
+//   - A small payload travels with its announcement (inline payload): each member gets all of it, or only the bytes that it
+//     needs. When the unit becomes complete, each member has what it needs of all payloads, and most operations need no more
+//     messages.
 //
 // Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
 // make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). The rule that a member
@@ -147,7 +148,7 @@ class ReplicatedLedger final : public Agreement {
   std::vector<std::vector<std::byte>> taken_;                 // of the one that was popped last
   std::uint64_t exceptions_ = 0;                              // in the log so far
   std::uint64_t closed_at_ = 0;                               // number of the last closing; 0: none
-  // By key: the number of the key's last diversion or decision (an exception), as long as an announcement may come whose sender
+  // By key: the number of the key's last diversion or decision (an exception), as long as an announcement can come whose sender
   // had not read that exception.
   std::unordered_map<std::uint64_t, std::uint64_t> excepted_;
 

@@ -3,9 +3,9 @@
 // never filled.
 //
 // The coordinator assigns slots and decides which of them it replaces. Members follow its responses, and all process them in
-// one order. So after the same number of response lists, a slot means the same on every member. A member sends that number
-// together with its slots. The coordinator ignores a slot that it refilled in a later list. A member that sees the slot
-// replaced while its announcement is under way announces again in full (SetNegotiation::remember).
+// one order. So after the same number of response lists, a slot means the same on every member. Together with its slots, a
+// member sends the number of lists that it has processed. The coordinator ignores a slot that it refilled in a later list. A
+// member that sees the slot replaced while its announcement is under way announces again in full (SetNegotiation::remember).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The part of Negotiation about changes of process sets, the regions for staged GPU tensors, and the end of a join.
-// negotiation.cc and digest.cc have the rest.
+// Those functions of Negotiation that are for changes of process sets, for the regions for staged GPU tensors, and for the end
+// of a join. negotiation.cc and digest.cc have the rest.
 //
 // Changes of sets are operations of set 0. Every rank carries them out at the same place in the order of set 0, also a rank
 // that is no member of the changed set:
@@ -15,7 +15,7 @@
 // free, each new set gets the next epoch, and Regions is a table that all ranks change in the same way.
 //
 // One rank may carry out a change before another. So a message about a new set can arrive at a rank that does not know the set
-// yet. The rank keeps the message under the set's epoch (Negotiation::hear), and handles it when it has made the set.
+// yet. The rank keeps the message under the set's epoch (Negotiation::hear), and handles it when it has created the set.
 
 #include <algorithm>
 #include <utility>
@@ -107,7 +107,7 @@ std::unique_ptr<Agreement> Negotiation::replicate(const ProcessSet& set) {
   };
   auto port = std::make_unique<ReplicatedLedger>(set.id, set.size(), set.index, tell);
   for (int member = 0; member < set.size(); ++member) {
-    // A rank that left before the set was made sends no messages, so this copy must not wait for them.
+    // A rank that left before the set was created sends no messages for it, so this copy must not wait for them.
     if (has_left((*set.members)[static_cast<std::size_t>(member)])) port->left(member);
   }
   return port;

@@ -297,8 +297,8 @@ void SetNegotiation::left(int rank, const Status& why) {
 }
 
 // Keeps the entries that this rank has announced to a coordinator on another rank, if that rank has not left: the coordinator
-// may have decided them already, and then the other members wait for this rank's part. No other entry can be agreed any more:
-// close() came before, so no unit of this rank becomes complete at the port, and no coordinator decides the rest.
+// has perhaps decided them already, and in that case the other members wait for this rank. No other entry can be agreed any
+// more: close() came before, so no unit of this rank becomes complete at the port, and no coordinator decides the rest.
 bool SetNegotiation::leave(const Status& why) {
   if (!set_.is_member()) return false;
   if (port_) port_->leave();

@@ -58,12 +58,12 @@ class SetNegotiation {
   // Called before this rank leaves or joins. When it returns true, nothing that this rank has announced at the port becomes
   // complete any more. False: call it again.
   bool close();
-  // Called when this rank fails: tries to close the port, although this rank may not have read the whole log.
+  // Called when this rank fails: tries to close the port, even if this rank has not read the whole log.
   void abandon();
   // Rank `rank` takes part in no later operation.
   void left(int rank, const base::Status& why);
   // This rank leaves. Entries that were not announced to the coordinator end with `why`; if this rank is the coordinator or the
-  // coordinator has left, all entries do. Returns true if the coordinator may still decide some entries.
+  // coordinator has left, all entries do. Returns true if the coordinator can still decide some entries.
   bool leave(const base::Status& why);
   // Called when this rank has left, and executes nothing more.
   void stop_reading() {

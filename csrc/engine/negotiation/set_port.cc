@@ -113,7 +113,7 @@ void SetNegotiation::abandon() {
 // Prepares the waiting units for which this is possible and saves time. A prepared unit is not fused with other units.
 void SetNegotiation::prepare_waiting() {
   const bool in_memory = port_->is_in_memory();
-  // The shared memory has a place for one input of this rank that waits for agreement.
+  // In the shared memory, this rank has a place for the input of only one unit that is not agreed yet.
   const bool has_place = local_units_.waiting() == 1 && !local_units_.has_announced();
   // With copies, each prepared unit travels in a message of its own. A group loses nothing by that, because it is never fused
   // with other operations. Several single operations travel together and are not prepared, so that they can be fused.

@@ -217,7 +217,7 @@ Response validate(const std::vector<RequestPtr>& requests, const std::vector<int
   }
   if (response.error.ok() && rows_may_differ(agreed.kind)) {
     response.sizes = collect_sizes(requests, agreed);
-    // Each member has checked its own rows. Only here are the rows of all members known.
+    // Each member has checked its own rows, but only the coordinator knows the rows of all members.
     if (!rows_fit_in_tensor(agreed, response.sizes)) {
       response.error = {ErrorCode::kInvalidArgument,
                         describe(agreed) +

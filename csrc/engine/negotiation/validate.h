@@ -11,7 +11,8 @@ namespace hvdlite::engine {
 // The first request that is not null. There must be one.
 const RequestPtr& first_given(const std::vector<RequestPtr>& requests);
 
-// requests[i] is the request of member i (global rank members[i]); null: the member has not asked. At least one is not null.
+// requests[i] is the request of member i (global rank members[i]); null: the member has not asked. At least one member must
+// have asked.
 // The result carries what all agreed on, or one error text, the same for every rank. The text names the operation, the tensor,
 // the process set, the differences by rank (or another fault), and the remedy.
 Response validate(const std::vector<RequestPtr>& requests, const std::vector<int>& members);
