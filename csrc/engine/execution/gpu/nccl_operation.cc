@@ -153,8 +153,8 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// `from` has this rank's values of all rows, and `to` gets the reduced rows of this rank's result. NCCL writes to `to` only in
-// the Reduce whose root is this rank.
+// `from` has this rank's values of all rows, and `to` gets the reduced rows of this rank's result. If there are several calls
+// of Reduce, only the one whose root is this rank writes to `to`.
 void NcclOperation::reduce_rows(const void* from, void* to, const Extents& extents,
                                 const Recipe& how) {
   const std::vector<std::size_t> counts = extents.elements(extents.rows);
