@@ -2,10 +2,10 @@
 // (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation (staged_operation.h). SharedRegions are the regions of
 // the host's window through which the members of a process set exchange data.
 // Thread: the holder of the progress token. Owns: SharedRegions owns the channels to the regions; an Operation owns its
-// collective and its buffers. If a later set gets the same regions, its members on a host use them only when the earlier set's
-// members on this host have destroyed their channels. Blocks: only where OutputCache or a GPU's buffers block
-// (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an exception the owner must
-// retain the operation, because the transport may still touch the operation's memory.
+// collective and its buffers. A later set can get the regions of a removed set. The later set's members on a host use these
+// regions only after the removed set's members on this host have destroyed their channels. Blocks: only where OutputCache or a
+// GPU's buffers block (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an
+// exception the owner must retain the operation, because the transport may still touch the operation's memory.
 #pragma once
 
 #include <cstddef>

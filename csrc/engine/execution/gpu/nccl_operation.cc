@@ -229,7 +229,7 @@ void NcclOperation::alltoall() {
   std::size_t to = 0;
   const auto exchange = [&](int peer, std::size_t sends, std::size_t receives) {
     if (peer == set().index) {
-      // NCCL's work does not enter the stream before the end of the group. So NCCL's work comes after this copy.
+      // NCCL's work enters the stream only at the end of the group. So NCCL's work comes after this copy.
       if (sends > 0) gpu().copy(at(output, to), at(input, from), sends, stream());
       return;
     }
