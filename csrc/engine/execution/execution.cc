@@ -5,9 +5,9 @@
 //                        or of several tensors
 //                        all others ──► run_prepared ──► finish, in no lane
 //
-// An operation of any size starts if nothing runs in its lane. Otherwise an operation starts if fewer than kMaxRunning
-// operations run, with fewer than kMaxRunningBytes bytes in all, and the newest has begun all its collectives. Operations of a
-// lane may end in any order: their messages have different tags, and they use shared memory one after the other.
+// An operation of any size starts if nothing runs in its lane. Otherwise it starts if fewer than kMaxRunning operations run in
+// the lane, with fewer than kMaxRunningBytes bytes in all, and the newest of them has begun all its collectives. Operations of
+// a lane may end in any order: their messages have different tags, and only one of them at a time uses the shared memory.
 //
 // All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
 // next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
@@ -77,7 +77,7 @@ std::vector<std::byte> packed(std::span<const Entry> unit) {
   return bytes;
 }
 
-// The pool keeps memory of this many times the fusion threshold: enough for the operations that are usually in flight.
+// The pool keeps memory of this many times the fusion threshold: enough for the operations that usually run at the same time.
 constexpr std::size_t kPoolThresholds = 4;
 
 // A forced algorithm applies to host tensors only. For GPU tensors the algorithm is always chosen automatically.
@@ -119,7 +119,7 @@ Execution::Execution(transport::Transport& transport, collectives::Selection sel
 std::unique_ptr<Agreement> Execution::add_set(const ProcessSet& set,
                                               const Regions::Grant& regions) {
   // A set that reuses an id usually begins with other tags than the earlier set with this id. This is only a precaution: when
-  // the earlier set was removed, all its operations had ended, so none of its messages is in flight.
+  // the earlier set was removed, all its operations had ended, so none of its messages is still under way.
   Set& known = sets_[set.id] = {sharing(set, share(transport_, set, regions)), sharing(set, {}),
                                 set.id.epoch * 1024};
   if (!share_ledger(*known.host)) return nullptr;
@@ -153,7 +153,7 @@ bool Execution::share_memory(SetId set) const {
 // --- operations -------------------------------------------------------------------------------------------------------
 
 // These operations are not prepared: those for which this rank has no value, those without bytes, those on GPUs, weighted ones
-// (because the weights are exchanged first), and those in an arena (because all members map it).
+// (because the weights are exchanged first), and those in an arena (because the members read its tensors where they lie).
 Preparation Execution::preparation_of(const SharingSet& set, std::span<const Entry> unit) const {
   const auto cannot = [](const Entry& entry) {
     const Request& request = *entry.request;

@@ -1,18 +1,19 @@
-// Runs the agreed operations of each process set in their order, several of them at once, and keeps the memory that the members
-// of the set share. Also runs the transfers between two ranks.
+// Starts the agreed operations of each process set in their order, advances several of them at once, and keeps the memory that
+// the members of the set share. Also advances the transfers of sends and receives (transfers.h).
 // Thread: the holder of the progress token. Owns: the shared memory of the sets, and all operations, retained ones too. Blocks:
-// as device_lane.h and transfers.h say; close() also blocks for a moment. Throws: as operation.h says.
+// as device_lane.h and transfers.h say; close() also as DeviceWatcher::stop(). Throws: as operation.h says.
 //
 // A process set has one lane for its operations on host memory and, from its first GPU operation on, a second lane for its
 // operations on GPU memory (device_lane.h). Lanes cannot deadlock: no lane waits for another, and if a member knows of the
-// oldest unfinished operation of a lane, the member has this operation in flight (on GPU memory: as soon as the lane's link is
+// oldest unfinished operation of a lane, the member has started this operation (on GPU memory: as soon as the lane's link is
 // up).
 //
 // Small operations are prepared (collectives/prepared.h): before the members agree on such an operation, each member puts its
 // input where the other members will look for it, or into the message that announces the operation. If all members have
 // prepared the operation, it usually ends as soon as it is agreed, without waiting in a lane. Two kinds of prepared operations
-// still wait for their turn in the lane: an allreduce in which each member reduces one part (Preparation::kParts), because it
-// has a second exchange, and an allreduce of several tensors, because it needs a buffer.
+// pass through the lane nevertheless: an allreduce in which each member reduces some of the elements for all members
+// (Preparation::kParts), because the members then exchange the reduced elements, and an allreduce of several tensors, because
+// it needs a fusion buffer.
 #pragma once
 
 #include <algorithm>

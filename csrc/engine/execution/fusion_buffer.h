@@ -1,5 +1,5 @@
-// Page-aligned memory for fusion buffers, and for data that no caller of this rank gets. The pool reuses memory, because
-// touching fresh pages takes more time than moving the data.
+// Page-aligned memory for fusion buffers, and for data that no caller of this rank gets because the rank has joined. The pool
+// reuses memory, because touching fresh pages takes more time than moving the data.
 // Thread: the holder of the progress token. Owns: returned memory. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 

@@ -8,7 +8,7 @@
 // operations in tags are 0 to 1022 (below operation_limit()), so operation 1028 of set 2 has the same tag on channel 1. The
 // number 1023, whose bits are all set, belongs to payloads of point to point, with the set id 0.
 //
-// The tags of two operations that are in flight together differ in the set id or in the number, and the tags of two message
+// The tags of two operations that run at the same time differ in the set id or in the number, and the tags of two message
 // streams of one operation differ in the channel. So no rank takes a message of one operation or stream for a message of
 // another.
 //
@@ -116,8 +116,8 @@ collectives::Reduction reduction_of(const AgreedOperation& agreed, int ranks) {
   return reduction_of(*agreed.request, agreed.divisor > 0 ? agreed.divisor : ranks);
 }
 
-// The agreement says how many members contribute, so this constructor, which every class of operation uses, writes the number
-// into the completions. A joined rank has no completion.
+// Every class of operation uses this constructor. It writes into the completions how many members contribute, which is known
+// from the agreement. A joined rank has no completion.
 Operation::Operation(QueuedOperation what) : what_(std::move(what)) {
   for (std::size_t i = 0; i < entries().size(); ++i) {
     const AgreedOperation& part = fused().parts[i];

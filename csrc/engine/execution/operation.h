@@ -2,10 +2,10 @@
 // (host_operation.h), NcclOperation (nccl_operation.h), StagedOperation (staged_operation.h). SharedRegions are the regions of
 // the host's window through which the members of a process set exchange data.
 // Thread: the holder of the progress token. Owns: SharedRegions owns the channels to the regions; an Operation owns its
-// collective and its buffers. If a later set gets the same regions, its members on a host use them only when the earlier set's
-// members on this host have destroyed their channels. Blocks: only where OutputCache or a GPU's buffers block
-// (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an exception the owner must
-// retain the operation, because the transport may still touch the operation's memory.
+// collective and its buffers. A later set can get the regions of a removed set. The later set's members on a host use these
+// regions only after the removed set's members on this host have destroyed their channels. Blocks: only where OutputCache or a
+// GPU's buffers block (device/buffers.h). Throws: what Transport, the kernels, the GPU's driver and NCCL throw. After an
+// exception the owner must retain the operation, because the transport may still touch the operation's memory.
 #pragma once
 
 #include <cstddef>
@@ -50,8 +50,9 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// A lane starts an operation only while it has fewer operations and bytes in flight than these limits. The limits are high
-// enough that other operations move data while one waits for other ranks. Higher limits would take too much memory.
+// While operations run in a lane, the lane starts another one only if they are fewer than kMaxRunning and have fewer bytes than
+// kMaxRunningBytes. The limits are high enough that other operations move data while one waits for other ranks. Higher limits
+// would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
@@ -89,9 +90,10 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  // Not part of the constructor, so that the entries are not lost if start() throws.
+  // The constructor does not start the operation: if start() throws, the operation still has the entries.
   virtual void start() = 0;
-  // Returns true when finished. The entries' completions then hold the results but are not marked done.
+  // Returns true when finished. At that moment the entries' completions hold the results, but the owner has yet to mark the
+  // completions done.
   virtual bool advance() = 0;
   // Has the operation begun all its collectives? Collectives use the shared memory one after the other, in the order in which
   // they begin, and all members need the same order. So the next operation does not start before has_begun() is true.

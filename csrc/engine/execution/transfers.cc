@@ -5,7 +5,7 @@
 //    other rank, a send               queues_, moving_  the transport, when the tensor is in host memory
 //    other rank, a receive            moving_           the transport, at once
 //    this rank                        own_              advance_own(): one copy, when the sent tensor is in host memory
-//    payload in the offer (small)     moving_           take(): one copy, at once
+//    other rank, in its Offer         moving_           take(): one copy, at once
 //
 // Payloads from one rank to another have no numbers by which the receiver could tell them apart. Instead, both ranks start the
 // payloads in the same order (PointToPoint), and no payload overtakes another: only the first transfer of a queue may start,
@@ -37,7 +37,8 @@ bool is_staged(const Entry& entry) { return entry.request->on_gpu() && entry.req
 
 // --- starting ---------------------------------------------------------------------------------------------------------
 
-// The streams are made at the first payload to or from the rank. They stay until the end, also while no payload uses them.
+// The streams are made at the first payload to or from the rank. They stay until the engine ends, also while no payload uses
+// them.
 Transfers::Queues& Transfers::queues_with(int peer) {
   const auto [found, is_new] = queues_.try_emplace(peer);
   Queues& queues = found->second;
@@ -46,9 +47,9 @@ Transfers::Queues& Transfers::queues_with(int peer) {
   if (!is_new || window == nullptr || transport_.host_of(peer) != transport_.host_of(rank))
     return queues;
   const int here = window->local_rank(), there = transport_.local_rank_of(peer);
-  // To read the sender's memory, a receiver needs the sender's process id. The ranks of a host know each other's process ids,
-  // or no rank does. So if this rank knows the peer's id (`known`), the peer knows this rank's id, and may try to read this
-  // rank's memory.
+  // To read the sender's memory, a receiver needs the sender's process id. Either all ranks of a host know each other's process
+  // ids, or no rank knows any. So if this rank knows the peer's id (`known`), the peer knows this rank's id, and can try to
+  // read this rank's memory.
   const bool known = transport_.process_of(peer) != 0;
   queues.streams.emplace(
       transport::PayloadWriter(window->payloads(here, there), known),

@@ -1,9 +1,10 @@
-// Moves the payloads of matched sends and receives. Payload streams (transport/payload_stream.h) carry them between ranks that
-// share a host's window; the transport's messages carry them between other ranks. Tensors on GPUs go through page-locked memory
-// (gpu/message_staging.h). PointToPoint matches the sends and receives; Execution calls this class.
-// Thread: the holder of the progress token. Owns: the entries under way and their page-locked memory. Blocks: as operation.h
-// says, and while it copies a payload. Throws: what Transport and a GPU's driver throw, and Error(Internal) for payloads that
-// no correct rank sends.
+// Moves the payloads of matched sends and receives. Payloads travel through payload streams (transport/payload_stream.h)
+// between ranks that share a host's window, and in the transport's messages between other ranks. Tensors on GPUs go through
+// page-locked memory (gpu/message_staging.h). PointToPoint matches the sends and receives, and starts their transfers;
+// Execution advances them.
+// Thread: the holder of the progress token. Owns: the entries of transfers that have not ended, and their page-locked memory.
+// Blocks: as operation.h says, and while it copies a payload. Throws: what Transport and a GPU's driver throw, and
+// Error(Internal) for payloads that no correct rank sends.
 #pragma once
 
 #include <algorithm>

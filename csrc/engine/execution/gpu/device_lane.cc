@@ -15,17 +15,17 @@
 // While an NCCL operation runs, no other operation starts. So an NCCL operation is the last one in running_, and runs_nccl()
 // looks only at that place.
 //
-// Staged operations await their turn: each begins to move data only when all earlier ones have begun. An example shows why. Let
-// A be an allreduce, and C a broadcast from rank 0, for which rank 1 copies nothing from its GPU. If A and C did not await
-// their turns, this could happen:
+// Staged operations wait for their turn: each begins to move data only when all earlier ones have begun. An example shows why.
+// Let A be an allreduce, and C a broadcast from rank 0, for which rank 1 copies nothing from its GPU. If C did not wait for its
+// turn, this could happen:
 //
 //    rank 0    the copy of A arrives before the copy of C, because both are in one stream; A moves first
-//    rank 1    the copy of A has not arrived; C awaits no copy, and moves first
+//    rank 1    the copy of A has not arrived; C needs no copy, and moves first
 //
 // Each rank uses the shared memory for one operation after the other, in the order in which the rank has begun to move their
-// data. So rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, while a staged
-// operation has not begun to move data (awaits_turn()), step() does not advance later staged operations that have not begun
-// either. But step() advances operations that already move data, and those of NCCL.
+// data. So rank 0 would move A and rank 1 would move C through the same memory at the same time. Therefore, of the staged
+// operations that have yet to begin to move data (awaits_turn()), step() advances only the oldest. The operations that already
+// move data, and those of NCCL, are always advanced.
 //
 // If a kernel waits for a lost rank, the GPU never reaches the later events of the stream. So while the GPU has unfinished
 // work, look_after() also asks the communicator for errors.
@@ -94,7 +94,7 @@ bool DeviceLane::start() {
     DeviceOperation& operation = *running_.emplace_back(make(std::move(next)));
     running_bytes_ += operation.bytes();
     naming(operation.first_request(), [&] { operation.start(); });
-    // This first step() hands most NCCL operations over. Then the next operation can start.
+    // Most NCCL operations are handed over already in this step(), so that the next operation can start at once.
     step();
   }
   return started;
@@ -130,8 +130,8 @@ bool DeviceLane::step() {
 }
 
 // Looks at the oldest event first, and at the next one only if the GPU has reached the oldest. Events of staged operations and
-// of NCCL operations are in different streams, so the GPU may reach a newer event before an older one. Then the lane keeps the
-// newer event until the GPU has reached all older ones.
+// of NCCL operations are in different streams, so the GPU may reach a newer event before an older one. In that case the lane
+// keeps the newer event until the GPU has reached all older ones.
 bool DeviceLane::look_after() {
   bool moved = false;
   while (!handed_over_.empty()) {

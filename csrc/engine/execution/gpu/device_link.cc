@@ -10,9 +10,9 @@
 //    kInvitation ──► kDone       member 0 has no unique id: the link falls back, as after a verdict "not up"
 //
 // A card tells a member's knobs, its GPU and its version of NCCL. A report tells whether a member's communicator is up, and the
-// verdict is member 0's message that tells whether all are up. The link's first tag is for the allgather of the cards, the second
-// for the broadcast of the invitation, and the third for reports and verdicts, on two channels: one for reports and one for
-// verdicts.
+// verdict is member 0's message that tells whether all are up. The link's first tag is for the allgather of the cards, the
+// second for the broadcast of the invitation, and the third for reports and verdicts, on two channels: one for reports and one
+// for verdicts.
 //
 // An example: NCCL fails on member 2, while the communicators of the other members still wait for member 2.
 //
@@ -26,9 +26,9 @@
 // Why a rank does not use its communicator before the verdict, even if the communicator is up: if the communicator of another
 // member fails, that member takes no part in NCCL's operations. A kernel that waits for that member would never end.
 //
-// Why each member but member 0 that has come to kJoining sends one report, also if its communicator has failed or if it has the
-// verdict already: member 0 has posted a receive for that report. So in kDone no message of the link is under way, and the link
-// may be destroyed.
+// If the members have come to kJoining, each of them but member 0 sends one report, also if its communicator has failed or if
+// it has the verdict already. The reason is that member 0 has posted a receive for that report. Because the report comes in
+// every case, no message of the link is under way in kDone, and the link may be destroyed.
 //
 // All members reach the same route and the same text of the reason, because they compute both from the cards, the invitation
 // and the verdict, which are equal on all members.
@@ -264,7 +264,8 @@ bool DeviceLink::poll_verdict() {
   return true;
 }
 
-// Only member 0 logs the route. A refused route is not logged, because the error of each operation says why it was refused.
+// Only member 0 logs the route. A refused route is not logged, because the error of each operation says why the route was
+// refused.
 void DeviceLink::settle() {
   collective_.reset();
   step_ = Step::kDone;

@@ -48,7 +48,7 @@ class DeviceLink {
   static constexpr std::size_t kTags = 3;
 
   // home: the GPU of this rank's first GPU operation on the set. -1: the rank has joined before it submitted such an operation;
-  // in this case the first advance() opens the GPU that matches the rank's place on the host.
+  // in this case the first advance() opens the GPU whose number is the rank's local rank modulo the number of GPUs.
   DeviceLink(const DeviceContext& context, std::shared_ptr<const ProcessSet> set,
              const std::array<std::uint32_t, kTags>& tags, int home);
 
@@ -67,7 +67,8 @@ class DeviceLink {
   // The stream for copies from host memory to the GPU. It is a separate stream so that these copies do not wait for inputs of
   // later operations.
   device::cuda::Stream return_stream() const { return return_stream_->get(); }
-  // Gives an event of this rank's GPU `gpu` that comes after `event`, for callers whose streams belong to that GPU.
+  // Returns a new event that belongs to this rank's GPU `gpu`, for callers whose streams belong to this GPU. The new event
+  // comes after `event`.
   device::EventPtr relay(const device::EventPtr& event, int gpu);
 
   bool float32_sums() const { return choice_.float32_sums; }

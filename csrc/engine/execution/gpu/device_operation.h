@@ -35,8 +35,8 @@ class DeviceOperation : public Operation {
   void abandon() override;
   virtual bool is_nccl() const = 0;
   // True until a staged operation begins to move data; always false for an NCCL operation. Staged operations use shared host
-  // memory one after the other, so all members must begin to move their data in the lane's order. So while awaits_turn() is
-  // true for an operation, the lane advances no later operation for which it is true as well.
+  // memory one after the other, so all members must begin to move their data in the lane's order. So of the operations for
+  // which awaits_turn() is true, the lane advances only the oldest.
   virtual bool awaits_turn() const { return false; }
   // Valid after the operation has finished. Its event is null if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }

@@ -1,5 +1,5 @@
-// How the route follows from the knob gpu_route of all members and from the obstacle to NCCL. The first row that applies is
-// taken:
+// How the route follows from the knob gpu_route of each member and from an obstacle to NCCL, if there is one. The first row
+// that applies is taken:
 //
 //    knobs                          obstacle                          route
 //    some nccl, some staged         (not looked for)                  refused
@@ -34,12 +34,12 @@ std::vector<int> members_with(RouteCard::Preference knob, std::span<const RouteC
 }
 
 // The reason not to choose NCCL for these members; "" if there is none. *certain becomes true if NCCL is impossible for these
-// members. If it becomes false, NCCL is perhaps possible, and the members choose NCCL nevertheless if one of them has
-// HVDLITE_GPU_ROUTE=nccl.
+// members, and otherwise false. If there is a reason and *certain is false, NCCL is perhaps possible: the members choose NCCL
+// nevertheless if one of them has HVDLITE_GPU_ROUTE=nccl.
 std::string obstacle(std::span<const RouteCard> cards, const std::vector<int>& members,
                      bool* certain) {
-  // First looks for certain obstacles on all members. A card without a GPU or without NCCL has zeros in the fields that the
-  // second loop compares, so that loop would name a wrong cause.
+  // The first loop looks at all members for an obstacle that makes NCCL impossible. It must come first: a card without a GPU or
+  // without NCCL has zeros in the fields that the second loop compares, and for zeros the second loop names a wrong cause.
   *certain = true;
   for (std::size_t i = 0; i < cards.size(); ++i) {
     if (cards[i].has_gpu != 0 && cards[i].nccl_version != 0) continue;

@@ -30,7 +30,7 @@ enum class Route { kNccl, kStaged, kRefused };
 struct RouteChoice {
   Route route = Route::kStaged;
   bool falls_back = false;  // staged, although no rank asked for it
-  // If at least one member asks for it, NCCL adds 16-bit floats in float32 on all members.
+  // True: the knob nccl_float32_sums is on at one member or more, so NCCL adds 16-bit floats in float32 on all members.
   bool float32_sums = false;
   std::string why;  // for the log and for errors; if NCCL was chosen, its version
 };

@@ -6,8 +6,8 @@
 //
 // The thread waits in the driver for one event after the other, in the order of the calls of watch. If the GPU reaches a later
 // event first, the thread does not notice that, but the engine does, in its passes at short intervals (pacing.cc). If the GPU
-// hangs, the thread may never return from the driver. Then stop() returns before the thread ends, and the thread no longer
-// calls `ring`.
+// hangs, the thread may never return from the driver. In that case stop() returns although the thread has not ended, and the
+// thread calls `ring` no more.
 #pragma once
 
 #include <functional>

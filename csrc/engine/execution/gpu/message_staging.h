@@ -20,8 +20,8 @@
 
 namespace hvdlite::engine {
 
-// The page-locked memory of one message. Empty: the tensor is in host memory or has no bytes, or fetch() or room_for() has not
-// been called yet.
+// The page-locked memory of one message. It is empty until fetch() (for a send) or room_for() (for a receive) allocates memory,
+// and stays empty if the tensor is in host memory or has no bytes.
 struct StagedMemory {
   device::Buffer host;
   device::EventPtr arrived = {};  // only for a send: the event after its copy to page-locked memory

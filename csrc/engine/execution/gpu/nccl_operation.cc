@@ -153,8 +153,8 @@ void NcclOperation::reducescatter() {
   unpack_to_ = {{output, 0, extents.out_elements()}};
 }
 
-// `from` has this rank's values of all rows, and `to` gets the reduced rows of this rank's result. NCCL writes to `to` only in
-// the Reduce whose root is this rank.
+// `from` has this rank's values of all rows, and `to` gets the reduced rows of this rank's result. If there are several calls
+// of Reduce, only the one whose root is this rank writes to `to`.
 void NcclOperation::reduce_rows(const void* from, void* to, const Extents& extents,
                                 const Recipe& how) {
   const std::vector<std::size_t> counts = extents.elements(extents.rows);
@@ -229,7 +229,7 @@ void NcclOperation::alltoall() {
   std::size_t to = 0;
   const auto exchange = [&](int peer, std::size_t sends, std::size_t receives) {
     if (peer == set().index) {
-      // NCCL's work does not enter the stream before the end of the group. So NCCL's work comes after this copy.
+      // NCCL's work enters the stream only at the end of the group. So NCCL's work comes after this copy.
       if (sends > 0) gpu().copy(at(output, to), at(input, from), sends, stream());
       return;
     }

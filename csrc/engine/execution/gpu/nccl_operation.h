@@ -2,7 +2,7 @@
 // Thread, Owns, Blocks, Throws: as device_operation.h says.
 //
 // After a call of NCCL has returned, NCCL may still work on the call on the host, and enqueue the kernels in the stream later.
-// Until the communicator is no longer busy, this rank must enqueue nothing more in the stream, and make no other call on the
+// While the communicator is busy, this rank must enqueue nothing more in the stream, and make no other call on the
 // communicator.
 #pragma once
 

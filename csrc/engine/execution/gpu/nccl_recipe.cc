@@ -119,9 +119,9 @@ std::optional<Recipe> nccl_recipe(const Request& request, std::int64_t divisor, 
   recipe.pack = {.from = dtype, .to = wire, .factor = request.prescale, .divisor = 1, .op = op};
   recipe.unpack = {.from = wire, .to = dtype, .factor = request.postscale, .divisor = 1, .op = op};
   const bool unscaled = request.prescale == 1.0 && request.postscale == 1.0;
-  // The average of one rank is its sum, so use ncclSum. For some odd numbers of 16-bit floats, NCCL's kernel for the average of
-  // one rank does not write the last element (NCCL 2.28.9 on an H200: 8481 elements, out of place; also if a program calls NCCL
-  // without hvdlite).
+  // The average of one rank is its sum, so NCCL gets ncclSum, and not ncclAvg: for some odd counts of 16-bit floats, NCCL's
+  // kernel for the average of one rank does not write the last element (NCCL 2.28.9 on an H200: 8481 elements, out of place;
+  // also if a program calls NCCL without hvdlite).
   if (average && floats && unscaled && divisor == ranks && ranks > 1) {
     recipe.op = nccl::kAvg;
   } else if (average && wire == DType::kFloat16) {

@@ -30,8 +30,8 @@ namespace hvdlite::engine {
 using base::OpKind;
 using base::ReduceOp;
 
-// If no rank has a value, there is nothing to do. If an operation copies nothing from the GPU, for example a broadcast on a rank
-// that is not the root, arrived_ stays null, and the collective begins as soon as its turn in the lane comes.
+// If no rank has a value, there is nothing to do. If an operation copies nothing from the GPU, for example a broadcast on a
+// rank that is not the root, arrived_ stays null, and the collective begins as soon as its turn in the lane comes.
 void StagedOperation::start() {
   if (has_no_value()) {
     stage_ = Stage::kFinished;
@@ -145,7 +145,8 @@ void StagedOperation::fetch_reduction() {
 
 // --- moving ---------------------------------------------------------------------------------------------------------
 
-// Ends the wait for the turn: the order in which collectives use shared memory is the order in which they are created.
+// Sets stage_ to kMoving, and so ends awaits_turn(). Only after that the lane advances the next staged operation, because
+// collectives use shared memory in the order in which they are created.
 void StagedOperation::move() {
   stage_ = Stage::kMoving;
   const Request& first = first_request();

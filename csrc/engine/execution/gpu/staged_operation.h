@@ -1,6 +1,8 @@
-// An operation on GPU memory that moves its data through host memory. A set uses it on the staged route (for example because
-// two ranks share a GPU, or one has no NCCL), and for operations that NCCL cannot do.
-// Thread, Blocks, Throws: as device_operation.h says. Owns, in addition: the collective that moves the copies.
+// An operation on GPU memory that moves its data through host memory. On the staged route (chosen for example because two ranks
+// share a GPU, or one rank has no NCCL) all GPU operations of a set are of this class; on the NCCL route, those that NCCL
+// cannot do.
+// Thread, Blocks, Throws: as device_operation.h says. Owns: what device_operation.h says, and the collective that moves the
+// copies.
 //
 //   arriving    pack (only an allreduce, see is_packed()), copy to page-locked memory, record an event
 //   weighing    only for a weighted mean, after the event: the members exchange their weights

@@ -3,7 +3,7 @@
 //    kind                                    input and result                  collective
 //    allreduce, one tensor                   the tensor                        allreduce
 //    allreduce, several, scattered           the tensors where they lie        allreduce of many parts
-//    allreduce, several, others              the fusion buffer                 pack, allreduce in place, unpack
+//    allreduce, several, packed              the fusion buffer                 pack, allreduce in place, unpack
 //    weighted allreduce                      the weights; then as above        the weights' allreduce, then that of the values
 //    prepared allreduce, whole payloads      the payloads; output or buffer    none: start() makes the result
 //    prepared allreduce, parts               the payloads; output or buffer    gather of the reduced parts
@@ -45,7 +45,7 @@ void fill_with_zeros(std::byte* to, std::size_t bytes, const Request& sum) {
 
 }  // namespace
 
-// An operation for which no rank has a value starts no collective on any member: all members know this from the agreement.
+// All members know from the agreement whether any rank has a value. If none has, no member starts a collective.
 void HostOperation::start() {
   if (has_no_value()) return;
   switch (first_request().kind) {
@@ -75,8 +75,8 @@ void HostOperation::start() {
   }
 }
 
-// In a weighted allreduce, the call that ends the first collective also begins the second. advance() unpacks the results before
-// the operation counts as finished, so that a completion is never done before its output is written.
+// In a weighted allreduce, the call of advance() that ends the first collective also begins the second. advance() unpacks the
+// results before the operation counts as finished, so that every output is written before its completion is done.
 bool HostOperation::advance() {
   if (collective_ && !collective_->advance()) return false;
   if (weights_.pending()) {

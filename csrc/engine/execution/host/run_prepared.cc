@@ -1,6 +1,6 @@
-// Both functions work out the sizes from this rank's request alone. This is correct because a prepared operation is agreed only
-// if all members have equal requests, with the same rows and splits. So the sender, which cuts its input with parts_of(), and
-// the receivers compute the same sizes.
+// parts_of() and run_prepared() compute the sizes from this rank's request alone. This is correct because a prepared operation
+// is agreed only if all members have equal requests, with the same rows and splits. So the sender, which cuts its input with
+// parts_of(), and the receivers compute the same sizes.
 //
 // What parts_of() counts, if each member needs only a part of each input (Preparation::kParts):
 //
