@@ -97,8 +97,8 @@ struct OpenOperation {
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  // True if a caller of the rank waits for this operation, or if the operation has a callback. Also true if one of the two holds
-  // for the removal of the operation's set.
+  // True if a caller of the rank waits for this operation, or if the operation has a callback. Also true if one of the two
+  // holds for the removal of the operation's set.
   bool waited_for = false;
   // Ranks of the set that need not ask for this operation (Request::asks).
   std::vector<std::int32_t> not_asking;
