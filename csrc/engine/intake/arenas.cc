@@ -6,8 +6,9 @@
 //    open       uses its own part 0, maps part 1       maps part 0, uses its own part 1
 //               adds arena 7 to its directory          adds arena 7 to its directory
 //
-// Rank r gives its parts the ids r * 2^32 + 1, r * 2^32 + 2, ... (Engine::create_arena), so parts of two ranks never have equal
-// ids. All members take the id in the first member's address as the arena's id. So nothing uses the id 2^32 + 3.
+// Rank r gives its parts the ids r * 2^32 + 1, r * 2^32 + 2, ... (Engine::create_arena), so parts of two ranks never have
+// equal ids. All members take the id in the first member's address as the arena's id: 7 in the example. The id 2^32 + 3 stays
+// unused.
 //
 // If ArenaDraft::open() throws, it has changed neither the draft nor the directory, and has unmapped the parts that it had
 // mapped.

@@ -5,7 +5,8 @@
 //
 // The engine has no operation that makes an arena: the callers make it together (hvdlite/arenas.py). Each member creates its
 // part (ArenaDraft). The members exchange the parts' addresses, and each member opens all parts. Then each member tells the
-// others whether it has opened all parts. If one member has not, all members close the arena, and no request names the arena.
+// others whether it has opened all parts. If a member could not open all parts, all members close the arena, and no request
+// names the arena.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ namespace hvdlite::engine {
 
 class ArenaDirectory {
  public:
-  // Null if there is no such arena, or if it was removed.
+  // Null if the directory has no arena with this id.
   std::shared_ptr<const transport::Arena> find(std::int64_t id) const;
   // Throws Error(Aborted) after close().
   void add(std::shared_ptr<const transport::Arena> arena);
@@ -46,8 +47,8 @@ class ArenaDraft {
     transport::SharedMemory::Address memory;
   };
 
-  // Creates this rank's part. id: no draft of another rank, and no earlier draft of this rank's engine, has this id. index:
-  // this rank's place among the `members` members of the set.
+  // Creates this rank's part. id: give an id that no draft of another rank, and no earlier draft of this rank's engine, has.
+  // index: this rank's place among the `members` members of the set.
   // Throws Error(System) if the system does not give the memory.
   ArenaDraft(std::shared_ptr<ArenaDirectory> directory, base::SetId set, int members, int index,
              std::int64_t id, transport::SharedMemory::Kind kind, std::size_t bytes);
@@ -61,14 +62,14 @@ class ArenaDraft {
   // 0 unless the arena is open.
   std::int64_t id() const { return opened_; }
 
-  // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if the addresses do not fit
-  // together or the arena is open already, Error(System) if a part cannot be mapped, Error(Internal) for an address that
-  // hvdlite never makes, and Error(Aborted) after the engine has ended.
+  // Maps all parts; after that, requests may name the arena. Throws Error(InvalidArgument) if there is not one address for
+  // each member, if the parts differ in size, or if the arena is open already. Throws Error(System) if a part cannot be
+  // mapped, Error(Internal) for an address that hvdlite never makes, and Error(Aborted) after the engine has ended.
   void open(const std::vector<Address>& addresses);
-  // Called when all members have tried to open this rank's part. Removes the part's name from the file system.
+  // Call it when all members have tried to open this rank's part. Removes the part's name from the file system.
   void hide() { memory_->unlink(); }
-  // From now on no request may name the arena. The other members' parts are unmapped when no operation uses them any more. This
-  // rank's part stays at least until the draft is destroyed.
+  // After that, no request may name the arena. The other members' parts are unmapped when no operation uses them any more.
+  // This rank's part stays at least until the draft is destroyed.
   void close();
 
  private:

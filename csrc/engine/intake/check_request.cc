@@ -66,8 +66,8 @@ void check_peer(const Request& request, const SetDirectory::Info& set) {
   }
 }
 
-// If a kernel reads a misaligned number, the GPU's context is unusable until the process ends, and NCCL does not check
-// alignment. A complex number needs only the alignment of its real and its imaginary part.
+// NCCL does not check alignment, so the engine does: after a kernel has read a misaligned number, the GPU's context is
+// unusable until the process ends. A complex number needs only the alignment of its real and its imaginary part.
 void check_alignment(const Request& request, const void* memory) {
   if (!reduces(request.kind)) return;  // other kinds move bytes
   const std::size_t unit = base::size_of_real(request.dtype);

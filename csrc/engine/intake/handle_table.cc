@@ -7,7 +7,7 @@
 //    find(1)      throws        handle 1 has g 0, but row 0 has g 1
 //    add()        row 0, g 1    handle 2^24 + 1
 //
-// The table never becomes smaller. The row that was released last is used first.
+// The table never becomes smaller. Of the free rows, the one that was released last is used first.
 #include "engine/intake/handle_table.h"
 
 namespace hvdlite::engine {

@@ -4,8 +4,8 @@
 //
 //   handle = generation of the row * 2^24 + number of the row + 1
 //
-// When a row is used again, its generation is one higher. So an old handle never names a new submission. (There are 2^39
-// generations.)
+// When a row is used again, its generation is one higher. So an old handle never names a new submission. (A row has 2^39
+// generations, more than a process can use.)
 #pragma once
 
 #include <cstdint>

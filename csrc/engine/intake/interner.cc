@@ -1,5 +1,5 @@
-// An example with the bucket [a b c d] (a in way 0, d in way 3): a hit in way 2 changes the bucket into [c b a d]. A miss
-// leaves the bucket as it is. If remember(e) follows the miss, e takes the place of d: [c b a e].
+// An example with the bucket (row of the table) [a b c d]; a is in way 0, and d in way 3. A hit in way 2 changes the bucket
+// into [c b a d]. A miss leaves the bucket as it is. If remember(e) follows the miss, e takes the place of d: [c b a e].
 #include "engine/intake/interner.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 // sorts a field (check_request.h), the Request differs from what the caller gave, so find() does not find it the next time.
 // Thread: any, one at a time (the caller locks). Owns: the requests that it remembers. Blocks: no. Throws: std::bad_alloc.
 //
-//                 bucket = name_hash modulo the number of buckets
+//                 a bucket (row of the table); its number is name_hash modulo the number of buckets
 //   ┌────────┬────────┬────────┬────────┐
 //   │ way 0  │ way 1  │ way 2  │ way 3  │   a hit and way 0 change places; a new request takes a free way, or else way 3
 //   └────────┴────────┴────────┴────────┘

@@ -6,7 +6,7 @@
 //    use(a, 2)
 //    name(a, 0)                allreduce.noname.2
 //    joined()
-//    name(a, 0)                allreduce.noname.1.0      1 join, number 0
+//    name(a, 0)                allreduce.noname.1.0      all ranks have joined once; number 0
 #include "engine/intake/numbering.h"
 
 #include "engine/model/request.h"

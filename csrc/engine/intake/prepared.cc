@@ -1,6 +1,6 @@
 // The last id that add() has returned is static, because a process may make several engines: one after the other, and in tests
-// at the same time. With a count for each engine, a later engine would use the ids again. A caller that still has an id of an
-// earlier engine would then submit another group without an error.
+// at the same time. With a count for each engine, a later engine would use the ids again. If a caller still had an id of an
+// earlier engine, it would submit another group, and get no error.
 //
 // find() returns a shared pointer that owns the group. So a submission can read its group even if another thread releases the
 // group meanwhile.

@@ -1,8 +1,8 @@
 // What WaitRegistry::all_waiting() does about each known thread:
 //
 //    the thread                                         all_waiting()
-//    waits                                              adds the operation for which the thread waits to the result
-//    interrupted its wait at most 200 ms ago            adds the same operation
+//    waits                                              adds to the result the operation for which the thread waits
+//    interrupted its wait at most 200 ms ago            does the same: the interrupted wait counts
 //    runs, or interrupted its wait longer ago           returns nothing
 //    has ended                                          removes the thread's row
 //

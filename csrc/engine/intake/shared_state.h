@@ -1,5 +1,5 @@
-// The state that callers (Engine) and the holder of the progress token (Cycle) share. Each part that several threads change has
-// its own lock, or consists of atomics.
+// The state that callers (Engine) and the holder of the progress token (Cycle) share. The holder is the thread that drives the
+// engine (engine.h). Each member that several threads change has its own lock, or consists of atomics.
 // Thread: any, unless a member says otherwise. Owns: its members. Blocks: as each member says. Throws: as each member says.
 #pragma once
 
@@ -73,10 +73,10 @@ class FirstFailure {
   base::Status status_;
 };
 
-// Which threads of this rank wait, and for what; deadlock detection reads it. The registry knows a thread from its first wait,
-// or its first submission without a callback, until the thread ends. While a known thread does not wait, it may still submit an
-// operation for which other ranks wait. The registry knows a thread of a framework's pool only while the thread waits:
-// afterwards the thread may idle in the pool for ever.
+// Knows which threads of this rank wait, and for what. Deadlock detection reads this registry. The registry knows a thread
+// from its first wait, or its first submission without a callback, until the thread ends. A known thread that does not wait
+// may still submit an operation for which other ranks wait. The registry knows a thread of a framework's pool only while the
+// thread waits: after the wait the thread may idle in the pool for ever, and must not count as a thread that may still submit.
 class WaitRegistry {
  public:
   explicit WaitRegistry(base::TimeSource time);
@@ -87,7 +87,8 @@ class WaitRegistry {
   // The wait of the last enter() ends. done: has the operation ended? If it has not, the thread may wait again at once, for
   // example after it has handled signals. So its wait still counts for a moment. now: the approximate time.
   void leave(bool done, base::Clock::time_point now);
-  // The awaited operation of each known thread; nothing if a known thread does not wait, or if the registry knows no thread.
+  // For each known thread, the operation for which the thread waits. Nothing if a known thread does not wait, or if the
+  // registry knows no thread.
   std::optional<std::vector<CompletionPtr>> all_waiting();
 
  private:

@@ -2,7 +2,7 @@
 //
 //    push()      the name goes into names_, and the entry goes into entries_
 //    take()      all entries leave entries_ together; their names stay
-//    forget()    the name leaves names_; from now on a new operation may have this name
+//    forget()    the name leaves names_; after that, a new operation may have this name
 //
 // An example of NamesInFlight, with 8 cells instead of the 64 or more of a real table. The search for a name begins at its
 // home: 2 for the names a, b and c, and 3 for d. The names are inserted in this order:

@@ -1,5 +1,6 @@
-// Operations that are submitted but that the engine has not taken yet, and the names of all operations in flight. Callers push
-// operations, and the holder of the progress token takes them.
+// Operations that are submitted but that the engine has not taken yet, and the names of all operations in flight (submitted,
+// and not ended). Callers push operations, and the holder of the progress token (the thread that drives the engine, engine.h)
+// takes them.
 // Thread: any; one lock, never held across a transport call. Owns: the queued entries. Blocks: no. Throws:
 // Error(InvalidArgument) for a name that is in flight already, Error(NotInitialized) after close(), std::bad_alloc.
 #pragma once
@@ -35,14 +36,15 @@ class NamesInFlight {
   // The place of the cell with the request's name, or of the free cell where the name belongs.
   std::size_t find(const Request& request) const;
 
-  // A power of two; at most half of the cells are used.
+  // The number of cells is a power of two. At most half of the cells are used.
   std::vector<HashCell> cells_ = std::vector<HashCell>(64);
   std::size_t used_ = 0;
 };
 
-// How long queued entries wait, so that later entries can be announced and fused together with them: at most `since_first`
-// after the first entry was pushed. If entries have a callback, a framework probably waits until they have ended. In that case
-// all queued entries wait at most `since_last` after the last entry with a callback was pushed.
+// How long queued entries wait at most, so that later entries can be announced and fused together with them: `since_first`,
+// counted from the push of the first entry. If a queued entry has a callback, a framework probably waits until the operation
+// has ended. In that case all queued entries also wait at most `since_last`, counted from the push of the last entry with a
+// callback.
 struct Patience {
   base::microseconds since_first{0};
   base::microseconds since_last{0};

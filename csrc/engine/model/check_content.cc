@@ -1,4 +1,4 @@
-// Each function checks one part of the request, and refuses at the first fault that it finds. What each function looks at:
+// Each function checks some fields of the request, and refuses at the first fault that it finds. What each function looks at:
 //
 //    check_shape         the shape of every request
 //    check_reduction     dtype, op and scales of an allreduce or a reducescatter

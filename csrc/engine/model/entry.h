@@ -1,8 +1,8 @@
-// This rank's part in one operation, from the call to the end: the request, its memory, and the result. Also the agreed
+// One operation as this rank sees it, from the call to the end: the request, its memory, and the result. Also the agreed
 // operations, several of which may run as one.
 // Thread: an Entry has one owner at a time. The submitting thread makes the Completion. Later the holder of the progress token
-// writes the result there and then sets `done`; readers load `done` (acquire) first. Owns: the output that the engine made.
-// Blocks: no. Throws: std::bad_alloc.
+// (the thread that drives the engine, engine.h) writes the result there and then sets `done`; readers load `done` (acquire)
+// first. Owns: the output that the engine made. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 
 #include <atomic>
@@ -59,9 +59,9 @@ struct Completion {
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 
-// The caller owns the memory, and keeps it valid until the completion is done. GPU memory must stay valid until the GPU has
-// reached the completion's event. After some failures a transfer may still use the memory, so the memory must stay valid for
-// ever (memory_is_free in bindings/ending.h).
+// The caller owns the memory, and must keep it valid until the completion is done. GPU memory must stay valid until the GPU
+// has reached the completion's event. After some failures a transfer may still use the memory, so the memory must stay valid
+// for ever (memory_is_free in bindings/ending.h).
 struct Entry {
   RequestPtr request;
   const void* input = nullptr;

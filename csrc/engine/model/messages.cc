@@ -15,18 +15,18 @@
 //    slots               a list of bytes with one bit for each slot: {0, 2, 9} are the bytes 0b00000101, 0b00000010
 //    struct              its fields, with nothing between or around them; nothing for a struct without fields
 //
-// An example, with the lowest byte of each number first: an Announcement of set 0 (epoch 1) after 3 response lists and no
-// closing, which asks for the slots 0, 2 and 9:
+// An example, with the lowest byte of each number first: an Announcement of set 0 (epoch 1) that asks for the slots 0, 2
+// and 9. The member has processed 3 response lists, and has read no closing:
 //
 //    type   id            epoch         seen                      closings                  slots              requests
 //    00     00 00 00 00   01 00 00 00   03 00 00 00 00 00 00 00   00 00 00 00 00 00 00 00   02 00 00 00 05 02  00 00 00 00
 //
 // A decision in a ResponseList travels as its slot alone if it is a hit, and otherwise as -1 and the whole response.
 //
-// The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: a list of
-// numbers is allocated only if the message has all its bytes, and other lists grow by one decoded element at a time. So the
-// memory stays in proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of the right
-// form that no correct rank sends. decode() refuses bytes that are left over.
+// The decoder's checks (docs/security.md has their reason). The Reader checks each access. A count is never believed: a list
+// of numbers is allocated only if the message has all bytes of the list, and other lists grow by one decoded element at a
+// time. So the memory stays in proportion to the message. get_enum refuses unknown values. finish_decoding() refuses values of
+// the right form that no correct rank sends. decode() refuses bytes that are left over.
 //
 // What does not travel: the hashes and the count of a Request, which seal() computes again, and `tag`, because only collectives
 // are sent as Requests.
@@ -115,7 +115,7 @@ void finish_decoding(Request& request) {
   request.seal();
 }
 
-// A comparison with a NaN is false. So the condition asks for the possible range, and negates that.
+// A comparison with a NaN is false. So the condition tests whether the value is in the possible range, and negates the result.
 void finish_decoding(Inquiry& message) {
   if (!(message.patience >= 0 && message.patience <= 60) ||
       message.operations.size() > Inquiry::kMost) {
@@ -244,7 +244,7 @@ void fields(auto& wire, Is<Announcement> auto& message) {
   wire(message.requests);
 }
 
-// The receiver finds the response of a hit in its cache, when it follows the list.
+// When the receiver processes the list, it finds the response of a hit in its response cache.
 void fields(Encoder& wire, const ResponseList& message) {
   wire(message.set, message.in_ledger, message.last,
        static_cast<std::uint32_t>(message.decisions.size()));

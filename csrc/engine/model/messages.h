@@ -18,8 +18,9 @@ namespace hvdlite::engine {
 struct Announcement {
   SetId set;
   std::uint64_t seen = 0;  // the number of response lists that this member has processed
-  // The number of closings (entries of the ledger's log that close the ledger) that this member has read. A closing removes all
-  // announced operations from the ledger. This message and the earlier ones contain those of this member.
+  // The number of closings (entries of the ledger's log that close the ledger) that this member has read. A closing removes
+  // all announced operations from the ledger. This message and earlier ones ask for the removed operations that this member
+  // had announced there.
   std::uint64_t closings = 0;
   std::vector<std::uint32_t> slots;  // known to the response cache; one bit each on the wire
   std::vector<RequestPtr> requests;  // in full
@@ -29,7 +30,8 @@ struct Announcement {
 struct ResponseList {
   SetId set;
   bool in_ledger = false;  // the ledger says where this list stands in the order
-  // If requests of members led to some of these decisions: the index of the member whose request did so last. Otherwise -1.
+  // Some decisions follow from a member's request. `last` is the index of the member whose request led to the latest of them;
+  // -1: no decision of this list follows from a request.
   std::int32_t last = -1;
   // Of a hit, the message contains only the slot. So the decoder leaves this list empty, and fills `slots` and `responses`.
   // From these, SetNegotiation::hear makes the decisions.
@@ -45,9 +47,9 @@ struct LedgerSteps {
   enum class Kind : std::uint8_t { kAnnounce, kDivert, kClose, kReopen, kList };
   static constexpr int kKinds = 5;
   // Which other fields a step uses depends on its kind. announce: all but `keys`; these fields describe a unit
-  // (Agreement::Unit). divert, reopen: `keys`, the keys of undecided operations that some member has asked the coordinator for
-  // (Agreement::Upkeep). list: `key`, the number of the response list, and `keys`, the keys of the operations that the list
-  // decides. close: none.
+  // (Agreement::Unit). divert, reopen: `keys` are the keys of undecided operations that some member has asked the coordinator
+  // for (Agreement::Upkeep). list: `key` is the number of the response list, and `keys` are the keys of the operations that
+  // the list decides. close: none.
   struct Step {
     Kind kind = Kind::kAnnounce;
     bool absent = false;
@@ -56,8 +58,8 @@ struct LedgerSteps {
     std::uint64_t content = 0;
     std::vector<std::uint64_t> keys{};
   };
-  // The largest stamp that the decoder accepts. No correct member reaches it. A member's stamps ascend, so after a stamp near
-  // 2^64 the member would have no stamp left.
+  // The largest stamp that the decoder accepts. No correct member reaches it. A member's later stamps are not smaller than the
+  // stamps that it receives. So if it received a stamp near 2^64, it would have no stamp left.
   static constexpr std::uint64_t kMostStamp = std::uint64_t{1} << 62;
 
   SetId set{};
@@ -95,7 +97,8 @@ struct OpenOperation {
   std::string name;
   std::string group;
   std::int32_t group_size = 0;
-  // A caller or a callback of the rank waits for this operation, or a caller waits for the removal of the operation's set.
+  // True if a caller of the rank waits for this operation, or if the operation has a callback. Also true if one of the two
+  // holds for the removal of the operation's set.
   bool waited_for = false;
   // Ranks of the set that need not ask for this operation (Request::asks).
   std::vector<std::int32_t> not_asking;
@@ -160,7 +163,7 @@ struct Offer {
   std::int64_t elements = 0;
   std::string name;    // of the send, for error texts
   bool whole = false;  // the payload is in this message; otherwise it follows after a Clearance
-  // At the sender it refers to the tensor, and at the receiver to the bytes from which the Offer was decoded.
+  // At the sender the span refers to the tensor, and at the receiver to the bytes from which the Offer was decoded.
   std::span<const std::byte> payload{};
 
   std::size_t bytes() const { return static_cast<std::size_t>(elements) * base::size_of(dtype); }
@@ -185,7 +188,8 @@ struct Rejection {
   bool whole = false;
   std::string why;
 };
-// Receiver -> sender: whole messages that count for `bytes` bytes (PointToPoint::counted_bytes) no longer wait for a receive.
+// Receiver -> sender: some whole messages no longer wait for a receive. Together they count for `bytes` bytes
+// (PointToPoint::counted_bytes).
 struct Receipt {
   std::uint64_t bytes = 0;
 };
@@ -196,7 +200,7 @@ using Message = std::variant<Announcement, ResponseList, Failure, FailureSeen, G
                              Offer, Clearance, Coming, Withdrawal, Rejection, Receipt, LedgerSteps>;
 
 std::vector<std::byte> encode(const Message& message);
-// The payload of a decoded Offer refers to `bytes`, which must outlive it.
+// The payload of a decoded Offer refers to `bytes`, so `bytes` must outlive the Offer.
 Message decode(std::span<const std::byte> bytes);
 
 }  // namespace hvdlite::engine

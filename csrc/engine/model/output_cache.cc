@@ -33,7 +33,7 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Some frameworks copy an array whose memory is not aligned to a cache line.
 constexpr std::size_t kAlignment = base::kCacheLine;
-// These tries take much longer than a running thread holds the lock.
+// A thread that runs holds the lock for a much shorter time than these tries take.
 constexpr int kTriesForTheLock = 10'000;
 
 // Maps page-aligned memory. A mapping that is at least as large as a huge page begins at a huge page's boundary, so that the

@@ -10,10 +10,10 @@
 // {1, 2}, {3} and {1}, {2, 3} give different hashes.
 //
 // content_hash leaves out `tag`, which is not negotiated, and two facts in which ranks may always differ: whether the rank has
-// a value (`absent`), and which of its GPUs the tensor lies on. It includes the rows of an allgather and the place in an arena,
-// although ranks may differ in these, too. If the rows or the places differ, the ledger leaves the operation to the
-// coordinator. The coordinator puts the rows of all ranks into the response, and a response to requests with different places
-// has no arena (validate.cc).
+// a value (`absent`), and which of its GPUs the tensor lies on. It includes the number of rows of an allgather and the place
+// in an arena, although ranks may differ in these, too. If the numbers of rows or the places differ, the ledger leaves the
+// operation to the coordinator. The coordinator puts the numbers of rows of all ranks into the response, and a response to
+// requests with different places has no arena (validate.cc).
 //
 // Requests of other ranks come without hashes, and the decoder seals them (messages.cc).
 #include "engine/model/request.h"

@@ -47,7 +47,7 @@ inline constexpr std::int32_t kAny = -1;
 
 // The largest number of bytes of a tensor. It is so small that a sum of a few such numbers does not overflow.
 inline constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
-// Can a tensor have this shape? No extent may be negative. The element's size times all extents other than 0 is at most
+// Can a tensor have this shape? No extent may be negative. The element's size times all extents other than 0 must be at most
 // kMostBytes.
 bool has_possible_size(std::span<const std::int64_t> shape, base::DType dtype);
 
@@ -87,11 +87,12 @@ struct Request : RequestValues {
   std::string name;
   std::string group;  // empty: none
   std::vector<std::int64_t> shape;
-  // alltoall: the rows for each member. add_process_set: the global ranks of the new set.
+  // alltoall: the number of rows for each member. add_process_set: the global ranks of the new set.
   std::vector<std::int64_t> splits;
   // seal() computes the following four fields. If two ranks ask for the same, these fields are equal.
   std::uint64_t name_hash = 0;  // of the set (id and epoch) and the name
-  // Of all other fields except `tag`, which is not negotiated, and `absent`. Of `device`, only whether it is a GPU.
+  // The hash of all fields above and in RequestValues, except the set, the name, `absent`, and `tag` (which is not negotiated).
+  // Of `device`, it includes only whether it is a GPU.
   std::uint64_t content_hash = 0;
   std::uint64_t group_hash = 0;  // of the set and the group; 0: no group
   std::int64_t count = 0;        // of elements
@@ -120,7 +121,7 @@ using RequestPtr = std::shared_ptr<const Request>;
 
 // The name of every join.
 inline constexpr const char* kJoinName = "join";
-// The part of an unnamed operation's name between the kind and the numbers (Numbering).
+// What stands between the kind and the numbers in the name of an unnamed operation (Numbering).
 inline constexpr std::string_view kUnnamed = ".noname.";
 
 // What one rank adds to a weighted request. Ranks may have different weights.
@@ -182,7 +183,8 @@ struct Response {
   std::int32_t contributors = 0;  // members with a value
   std::int32_t divisor = 0;       // of an Average; 0: the number of members
   std::int32_t value = -1;        // join: the last rank that joined
-  // allgather: the rows of each member. alltoall: the splits of each member, one member after the other. Otherwise empty.
+  // allgather: the number of rows of each member. alltoall: the splits of each member, one member after the other. Otherwise
+  // empty.
   std::vector<std::int64_t> sizes;
 };
 

@@ -4,9 +4,9 @@
 //    place       1       2       3       0       1      number 9 overwrites the record of number 5
 //    word       8*5+1   8*6+3   8*7+2   8*8+4   8*9     (announced, started, agreed, done, submitted)
 //
-// reached() compares the number in the word with its own number. So a later stage of number 5 never becomes the stage of number
-// 9: either reached() reads the word of number 9 and returns, or it reads the word of number 5 and the exchange fails, because
-// the word has changed.
+// reached() changes the word by a compare-and-exchange, and only if the word has the operation's number. So a later stage of
+// number 5 never becomes the stage of number 9: if reached() reads the word of number 9, it returns. If it reads the word of
+// number 5, and number 9 then overwrites the record, the exchange fails, because the word has changed.
 //
 // text() holds the lock, so no submission changes a record while text() reads it. Stages may change meanwhile, and the time of
 // a stage is stored after the stage. So a line may show a stage with the time of another stage.
@@ -82,7 +82,7 @@ std::string FlightRecorder::report(std::size_t ended) const {
          (problem.empty() ? path : "not written (" + path + ": " + problem + ")") + "\n";
 }
 
-// If no operation is open, the last ones that ended show how far the rank came.
+// If all recorded operations have ended, the last ones show how far the rank came.
 std::string FlightRecorder::excerpt(std::size_t ended) const {
   const std::string unended = text(kUnended, 0);
   if (!unended.empty()) return unended;

@@ -77,8 +77,8 @@ void Timeline::end() {
   writer_.reset();
 }
 
-// Only an event that finds the queue empty wakes the writer thread. While the queue is not empty, that thread writes, or waits
-// for kPause, or is about to wake. Either all events of one call are queued, or all are dropped.
+// Only an event that finds the queue empty wakes the writer thread. While the queue is not empty, that thread writes, or makes
+// its pause (kPause), or is about to wake. Either all events of one call are queued, or all are dropped.
 void Timeline::note(std::span<TimelineEvent> events) {
   bool first = false;
   {

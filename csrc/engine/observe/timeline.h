@@ -4,13 +4,13 @@
 // Error(InvalidArgument) if the file cannot be made; in that case an earlier trace to another file continues. start throws
 // std::system_error if no thread can be started; in that case no trace is written.
 //
-//   callers, token holder ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
+//   callers, the engine ──► queue (one lock, a few stores) ──► writer thread: pairs of events become spans ──► file
 //
-// Code that has an event first asks whether a trace is written (the flag `on`). While none is, an event costs the load of this
-// flag. No thread that has an event waits for the file: if the queue is full, the timeline drops and counts events. After each
-// write the file ends with the closing bracket, so a crash between two writes leaves valid JSON. The size is bounded: when the
-// file has half of `max_bytes`, it becomes FILE.old and replaces the earlier FILE.old, and a new file begins. A new trace
-// removes the FILE.old of an earlier trace.
+// Code that has an event first asks whether a trace is written (the flag `on`). While no trace is written, an event costs the
+// load of this flag. No thread that has an event waits for the file: if the queue is full, the timeline drops and counts
+// events. After each write the file ends with the closing bracket, so a crash between two writes leaves valid JSON. The size
+// is bounded: when the file has half of `max_bytes`, it becomes FILE.old and replaces the earlier FILE.old, and a new file
+// begins. A new trace removes the FILE.old of an earlier trace.
 #pragma once
 
 #include <atomic>
@@ -54,8 +54,8 @@ class Timeline {
   void reached(std::span<const Entry> entries, Stage stage);
   // This rank has taken operations from its queue, and announces them next.
   void announcing();
-  // While this object lives, the calling thread waits for the operation of this number. The object's destructor makes the
-  // event.
+  // Make this object when the calling thread begins to wait for the operation of this number, and destroy it when the wait
+  // ends. Its destructor makes the event.
   class WaitSpan {
    public:
     WaitSpan(Timeline& timeline, std::uint64_t number);

@@ -105,10 +105,10 @@ std::string arguments_of(const Request& request) {
 std::string caller_name(std::int32_t thread) { return "caller, thread " + std::to_string(thread); }
 
 // The name of the span between two stages. Some stages may be missing: announcements in a ledger are not recorded
-// (Effects::announced_at_port). A small operation that starts or ends as soon as the ranks agree may have no kAgreed, and no
-// kStarted. If the payload of a message travels whole in its Offer, or stays on this rank, neither the send nor the receive has
-// kStarted: the send goes from kAnnounced to kDone, and the receive from kAgreed to kDone. So such a message has no span SEND
-// or RECV.
+// (Effects::announced_at_port). A small operation that starts as soon as the ranks agree may have no kAgreed. If it also ends
+// at that moment, it may have no kStarted either. If the payload of a message travels whole in its Offer, or stays on this
+// rank, neither the send nor the receive has kStarted: the send goes from kAnnounced to kDone, and the receive from kAgreed to
+// kDone. So such a message has no span SEND or RECV.
 std::string span_name(Stage stage, Stage next, const Request& request) {
   const std::string operation = upper_case(base::name_of(request.kind));
   switch (stage) {
@@ -264,7 +264,8 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   }
   if (dropped > 0) {
     dropped_ += dropped;
-    // The event that ends an operation of open_ may be among the lost events. Such an operation would stay in open_ for ever.
+    // The event that ends an operation of open_ may be among the dropped events. Such an operation would stay in open_ for
+    // ever.
     open_.clear();
     mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }

@@ -3,8 +3,8 @@
 // a later write fails, for example because the disk is full, the trace ends. The file keeps the earlier events, and stays
 // valid.
 //
-// In the words of that format, a rank is a process. A tensor is a thread of that process, and has the spans of
-// docs/timeline.md. A caller that waits is a thread, too. The code calls the threads of the format tracks.
+// In the words of Chrome's format, a rank is a process. A tensor is a thread of that process, and has the spans of
+// docs/timeline.md. A caller that waits is a thread, too. The code calls each such thread a track.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // Does nothing after a write has failed. dropped: the number of events that were lost since the last call. If it is not 0,
-  // operations that have not ended get no further spans.
+  // Does nothing after a write has failed. dropped: the number of events that the timeline has dropped since the last call. If
+  // it is not 0, operations that have not ended get no further spans.
   void write(const std::vector<TimelineEvent>& events, std::uint64_t dropped);
 
  private:

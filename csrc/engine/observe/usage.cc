@@ -7,7 +7,7 @@
 // Example in nanoseconds: the total is 30, and an operation begins at 100. The word is 2 * (30 - 100) + 1, and a reader at 120
 // computes -70 + 120 = 50. At the end, at 150, the total becomes -70 + 150 = 80.
 //
-// Which times count an entry (Completion::usage says where it is):
+// The place of an entry (Completion::usage) decides which times count it:
 //
 //    the entry is       since                          negotiating   waiting   moving
 //    kNegotiating       taken()                        yes
@@ -18,8 +18,8 @@
 //
 // An entry may leave out stages, because each move subtracts the entry from the place where it was.
 //
-// Waiting time is charged when operations become agreed: came_last() charges all waiting time that no earlier call has charged.
-// So the sums over all ranks never count a moment twice, however many operations wait.
+// Waiting time is charged to one rank when operations become agreed: came_last() charges all waiting time that no earlier call
+// has charged. So the sums over all ranks never count a moment twice, however many operations wait.
 #include "engine/observe/usage.h"
 
 #include <algorithm>
@@ -105,7 +105,7 @@ void Usage::came_last(int rank, std::size_t operations) {
 }
 
 void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
-  // bytes * factor / ranks is the least that each rank's link has to carry. A message counts at its sender only.
+  // bytes * factor / ranks is the least that the connection of each rank has to carry. A message counts at its sender only.
   std::size_t factor = 0;
   switch (kind) {
     case OpKind::kAllreduce:
@@ -128,8 +128,8 @@ void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
       return;
   }
   bytes_ += static_cast<std::int64_t>(bytes);
-  // The product bytes * factor may overflow.
-  // With bytes = q * ranks + r the quotient is q * factor + r * factor / ranks.
+  // The product bytes * factor may overflow, so the code divides first.
+  // With bytes = q * ranks + r the result is q * factor + r * factor / ranks.
   bus_bytes_ += static_cast<std::int64_t>(bytes / ranks * factor + bytes % ranks * factor / ranks);
 }
 

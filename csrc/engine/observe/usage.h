@@ -1,6 +1,6 @@
 // The counters of one rank's engine, and the cost of its operations: bytes, the time in each stage, the time that callers were
 // blocked, and the ranks for which this rank waited.
-// Thread: any reads the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: the
+// Thread: any may read the numbers; each type or function says who changes them. Owns: the numbers. Blocks: no. Throws: the
 // constructor and lateness() throw std::bad_alloc.
 //
 // A stage's time is the time during which at least one operation was in it; operations that overlap count once. For this a pass
@@ -24,7 +24,8 @@
 
 namespace hvdlite::engine {
 
-// A number that only the holder of the progress token changes, so that an addition needs no locked instruction.
+// A number that only the holder of the progress token (the thread that drives the engine, engine.h) changes, so that an
+// addition needs no locked instruction.
 class SingleWriterCounter {
  public:
   void operator+=(std::int64_t more) {
@@ -113,7 +114,7 @@ class Usage {
   // For how many nanoseconds data have moved until `now`.
   std::int64_t moving(Time now) const { return BusyTime::nanoseconds(moving_.word(), now); }
 
-  // docs/stats.md defines them. The last two are what blocked() has counted.
+  // docs/stats.md defines these numbers. The last two are what blocked() has counted.
   struct Numbers {
     std::int64_t time_ns = 0;  // since this object was made
     std::int64_t bytes = 0, bus_bytes = 0;

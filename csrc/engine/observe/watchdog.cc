@@ -3,9 +3,9 @@
 //    asked_    set by ask()     cleared by the watchdog's next wait(), which then returns
 //    answer_   set by tell()    taken by take(), and dropped by the next ask()
 //
-// ask() never waits. Before the first wait() there is no watchdog, so nobody would answer, and the caller learns that at once.
-// An answer has no number. If ask() comes while the watchdog still works on the earlier question, take() may return the answer
-// to that question. Both questions are the same (where is the program?), so the answer is only a little old.
+// ask() never waits. Before the first wait() there is no watchdog that could answer, so ask() returns false. An answer has no
+// number. If ask() comes while the watchdog still works on the earlier question, take() may return the answer to that
+// question. Both questions are the same (where is the program?), so the answer is only a little old.
 #include "engine/observe/watchdog.h"
 
 #include <utility>

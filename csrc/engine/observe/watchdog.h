@@ -1,7 +1,8 @@
 // The questions of the engine to the watchdog, and the watchdog's answers. The watchdog is a Python thread
 // (hvdlite/watchdog.py) that can say where this rank's program is. The engine cannot, because it does not take the GIL.
-// Thread: the holder of the progress token calls ask and take; the watchdog calls wait and tell; any thread calls close and
-// uses StallExemption. Owns: the answer until take(). Blocks: wait(), until a question or close(). Throws: nothing.
+// Thread: the holder of the progress token (the thread that drives the engine, engine.h) calls ask and take; the watchdog
+// calls wait and tell; any thread calls close and uses StallExemption. Owns: the answer until take(). Blocks: wait(), until a
+// question or close(). Throws: nothing.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,7 @@ class Watchdog {
   // Asks where the program is, and drops an earlier answer. Returns false, and asks nothing, before the watchdog's first wait()
   // and after close().
   bool ask();
-  // The answer, if it has come and was not taken.
+  // The answer, if it has come and was not taken yet.
   std::optional<std::string> take();
 
   // Waits for a question. Returns true if there is one, which the watchdog answers by tell(), and false after close().
@@ -41,7 +42,7 @@ class Watchdog {
 class StallExemption {
  public:
   explicit StallExemption(base::TimeSource time) : time_(time) {}
-  // The exemption lasts for this many seconds from now on; 0: it ends.
+  // The exemption lasts for this many seconds after this call; 0: it ends at once.
   void set(double seconds) {
     until_.store(time_.now() + base::from_seconds(seconds), std::memory_order_relaxed);
   }
