@@ -247,8 +247,8 @@ void Engine::submit_group(const Submission& what, Launch launching) {
   launch(entries, std::move(launching));
 }
 
-// Chooses one of the four requests of each member: by where the tensor lies now (in the arena or not), and by whether this rank
-// has a value.
+// Chooses one of the requests (at most four) of each member: by where the tensor lies now (in the arena or not), and by whether
+// this rank has a value.
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
   // Either all members are on one GPU, or none is on a GPU.
