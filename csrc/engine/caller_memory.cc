@@ -1,8 +1,8 @@
 // Memory that Engine gives its callers: memory for results, and arenas.
 //
 // create_arena() checks the set, the size, the knob HVDLITE_SHARED_MEMORY, the members' hosts, shares_memory and the kind, in
-// this order. If the members are on several hosts, shares_memory is false, too. So create_arena() checks the hosts before
-// shares_memory, and the error names the real cause.
+// this order. shares_memory (SetDirectory::Info) is also false if the members are on several hosts. So create_arena() checks
+// the hosts before shares_memory: then the error names the real cause.
 //
 // A result whose size the caller knows is allocated in the caller's thread, and not in a pass of the engine: new pages take
 // time, and a pass that waits for them would delay all operations in flight.
@@ -18,22 +18,23 @@ using base::ErrorCode;
 
 OutputCache::Block Engine::new_output(std::size_t bytes) const {
   require_usable();
-  // After a failure, another rank that does not know of the failure may still store into results of the last operations, and
-  // the cache may reuse the memory of these results. So after a failure new results lie in memory that no other rank maps.
+  // After a failure, another rank that does not know of the failure may still store into results of the last operations. If the
+  // cache reused the memory of such a result, the store would destroy the new result. So after a failure new results lie in
+  // memory that no other rank maps.
   return shared_.outputs->get(bytes, /*open=*/!shared_.failure.happened());
 }
 
 device::Buffer Engine::new_gpu_output(int gpu, std::size_t bytes, void* stream) {
   device::Buffer memory =
       shared_.devices.device(gpu).memory->get(bytes, static_cast<device::cuda::Stream>(stream));
-  // The caller uses this address from now on. So the pool reuses the memory only when the engine's operations at this address
-  // have ended.
+  // The caller will submit operations at this address. After lend() the pool reuses the memory only when these operations have
+  // ended, even if the buffer is returned earlier.
   memory.lend();
   return memory;
 }
 
-// If each rank sees all GPUs of the host, and the host has at least as many GPUs as ranks, the ranks get different GPUs for a
-// null address.
+// Null addresses: if each rank of a host sees all GPUs of the host, and there are at least as many GPUs as ranks, each rank
+// gets a GPU of its own.
 int Engine::gpu_of_address(const void* address) {
   const device::Driver& driver = shared_.devices.driver();
   if (address != nullptr) return device::gpu_of_address(driver, address);

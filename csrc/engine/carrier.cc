@@ -3,10 +3,10 @@
 //    add_set       Execution ──► SetDirectory (callers) ──► Membership ──► PointToPoint
 //    remove_set    SetDirectory ──► Numbering ──► Membership ──► PointToPoint ──► Execution
 //
-// A new set comes to Execution first, because Execution makes the set's channel through shared memory, and SetDirectory stores
-// whether all members share memory (share_memory()). A removal comes to SetDirectory first: from then on a caller's request for
-// the set is refused inside the caller's call. An entry that is in the queue at that moment is refused later, when a pass
-// admits it (kRemovedSet).
+// A new set comes to Execution first: Execution makes the set's channel through shared memory. Only after that, share_memory()
+// tells whether all members share memory, and SetDirectory stores this. A removal comes to SetDirectory first: from then on a
+// caller's request for the set is refused inside the caller's call. An entry that is in the queue at that moment is refused
+// later, when a pass admits it (kRemovedSet).
 #include "engine/carrier.h"
 
 namespace hvdlite::engine {

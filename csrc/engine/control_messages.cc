@@ -15,8 +15,9 @@
 //    3  abandon      tries to close the ports to the ledgers, so that nothing that this rank announced there completes later
 //    4  end_all      the callers wake up, and get the text of the first failure
 //
-// After a later failure only step 4 happens, for entries that were submitted in the meantime. Ranks may differ in the failure
-// that they see first, but on one rank step 4 always gives the text of that rank's first failure.
+// After a later failure only step 4 happens. It ends entries that came into the queue after the first failure, because their
+// callers had looked for a failure just before step 2. Ranks may differ in the failure that they see first, but on one rank
+// step 4 always gives the text of that rank's first failure.
 
 #include <type_traits>
 #include <utility>

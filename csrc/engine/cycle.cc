@@ -14,8 +14,9 @@
 //    a send or receive waits, and there is no such window      all messages
 //    none of these                                             none: what other ranks announce is in the ledger
 //
-// A pass has "moved" if one of the first four steps did something, or if the transport's activity() has changed. An operation
-// in flight does not say whether it has moved data, but activity() counts completed messages and steps in shared memory.
+// A pass has "moved" if one of the first four steps did something, or if the transport's activity() has changed.
+// Execution::advance does not say whether a running operation has moved data, but activity() counts completed messages and
+// steps in shared memory.
 //
 // A rank that has failed still makes passes: it ends what callers have queued meanwhile, answers the messages that need an
 // answer, and sends the messages that tell the others of its failure.

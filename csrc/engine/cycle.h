@@ -74,7 +74,8 @@ class Cycle {
   // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
   void receive_late();
   // Gives the message to the machine that it concerns: a Verdict to Negotiation or PointToPoint, and each kind of message that
-  // has no overload in this class to Membership (the template). Before a Goodbye, Negotiation catches up.
+  // has no overload in this class to Membership (the template). Before Membership gets a Goodbye, Negotiation carries out what
+  // was agreed with the leaving rank (Negotiation::catch_up).
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }

@@ -14,11 +14,11 @@
 //
 //    shared_.event   callers without the token,   the end of an operation, the return of the token, the end of the engine
 //                    threads with a claim
-//    kick_           the engine thread, while     a submission with `wake`; poll(); the last waiting caller, if work is left;
-//                    it may not make passes       resume(), shutdown()
+//    kick_           the engine thread, while     a submission with `wake`; poll(), resume(), shutdown(); the last caller to
+//                    it may not make passes       stop waiting, if work is left
 //    the doorbell    a thread whose passes did    other ranks; a submission with `wake`; a caller that waits without the token;
-//                    nothing                      the last waiting caller, if work is left; a claim; the GPU's completion
-//                                                 thread; shutdown()
+//                    nothing                      the last caller to stop waiting, if work is left; a claim; shutdown(); the
+//                                                 GPU's completion thread
 //
 // Each of the three has a number that changes when somebody wakes the sleepers. A thread that wants to sleep reads the number
 // (EventCount::value(); listen() for the doorbell), then looks for work, and then sleeps only while the number is the same. A
@@ -28,8 +28,8 @@
 // sleeps until kStandAside is over.
 //
 // A driving caller keeps the token while it sleeps. The engine thread gives the token back before it sleeps. So a caller that
-// comes while the engine thread sleeps takes the token at once. A caller that comes while another caller sleeps has to ring the
-// doorbell.
+// comes while the engine thread sleeps takes the token at once. A caller that comes while a driving caller sleeps has to ring
+// the doorbell.
 //
 // The order of shutdown():
 //
@@ -38,7 +38,7 @@
 //    3  drained()            coordinators answer with their last decisions, which are carried out; all messages leave
 //    4  queue.close()        before end_all(): an entry that is pushed after end_all() would never end
 //    5  end_all()            ends all entries that are left
-//    6  closed_              waiting callers and claims give up; the token is never free again
+//    6  closed_              waiting callers and threads with a claim give up; the token is never free again
 //    7  join, cycle_.close() in this order, because the engine thread may use the transport until it has ended
 //    8  the other parts      after cycle_.close(), because operations of Execution use GPUs, arenas and outputs
 #include "engine/engine.h"
@@ -199,7 +199,7 @@ bool Engine::wait_for_all(const CompletionArray& batch, Clock::time_point deadli
 // kStandAside is over, and one that sleeps at the doorbell until longest_sleep() is over.
 bool Engine::wait_for(const CompletionPtr& completion, Clock::time_point deadline,
                       Clock::time_point* ended) {
-  // Has this thread driven until the operation ended? Then the cycle knows the time of this end.
+  // Has this thread driven until the operation ended? If so, the cycle knows when the operation ended.
   bool drove = false;
   waiting_callers_.fetch_add(1, std::memory_order_seq_cst);
   shared_.waits.enter(completion);
@@ -298,9 +298,9 @@ bool Engine::pass_or_pause(Stillness* still, Clock::time_point deadline, microse
   return now < deadline;
 }
 
-// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and would have rung for each kind of work
-// that this thread expects. If the next pass then finds work, a ring was probably missing, and the counter unrung_finds counts
-// that.
+// Sleeps at the doorbell, for at most `most`. Returns true if the bell did not ring, and if the bell rings for every kind of
+// work that this thread expects. If the next pass then finds work, a ring was probably missing. The counter unrung_finds counts
+// such passes.
 bool Engine::sleep(std::uint32_t seen, const Outlook& outlook, microseconds most) {
   const auto limit =
       std::max(microseconds(0), std::min(longest_sleep(outlook, bells_reach_all_), most));

@@ -1,7 +1,8 @@
 // One rank's engine as callers see it. Any number of engines can live in one process (in tests the ranks of a job are threads
 // of one process).
-// Thread: any thread may call any public function, also during shutdown() and after it. The destructor comes after all other
-// calls, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine thread.
+// Thread: any thread may call any public function, also during shutdown() and after it. Call the destructor only after all
+// other calls have returned, and never in a forked child. Owns: the transport, the shared state, the cycle and the engine
+// thread.
 // Blocks: only wait, pause, shutdown (also in the destructor) and publish_failure wait for other ranks; the first request for a
 // GPU opens it, which may take seconds. Throws: Error, as each function says. Functions that take a handle (the number of a
 // submission), except release(), throw Error(InvalidArgument) for an unknown handle; functions about GPUs throw what
@@ -77,8 +78,8 @@ class Engine {
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a
-  // request names an arena, its output is the tensor's place there. At a later submission the request names the arena only if
-  // the tensor then lies at that place. Throws as submit() does.
+  // request names an arena, its output is the tensor's place there. A later submission gives the tensor's address again. If
+  // this address is not the place in the arena, the operation does not use the arena for the tensor. Throws as submit() does.
   std::int64_t prepare(std::span<const Ask> asks);
   void release_prepared(std::int64_t id) { prepared_.release(id); }
   // Are all operations behind this handle done? If not, makes sure that the engine thread drives them.

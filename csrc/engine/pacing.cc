@@ -1,6 +1,6 @@
 // The limits of longest_sleep(), by the "time waited", the time for which nothing has happened. "No bell" means that some rank
-// cannot ring this rank's doorbell. In that case, and while data move, a sleep is not longer than the time waited so far (or 20
-// µs), so that a sleep at most doubles a wait:
+// cannot ring this rank's doorbell. If there is no bell, or while data move, a sleep is at most as long as the time waited so
+// far, so that it at most doubles a wait. (It may last 20 µs even if the time waited is shorter.)
 //
 //    time waited   moving data   negotiating, no bell   idle, no bell   negotiating, bells   idle, bells
 //    10 µs         20 µs         20 µs                  20 µs           10 ms                250 ms
@@ -38,13 +38,13 @@ constexpr microseconds kSleepMovingData{200};
 constexpr microseconds kSleepGpu{2'000};
 // If a rank has waited long, another rank is slow. If that rank may be unable to ring the bell, the waiting rank sleeps for
 // this share of the time waited and then makes a pass: a sleep that is so short, compared with the wait, hardly delays the
-// waiting rank. An idle rank takes the same share. Other ranks' operations wait for a pass of an idle rank in one case only: if
-// the idle rank is the coordinator, and other ranks add a process set without the idle rank. (A caller that submits rings its
-// own engine's bell.)
+// waiting rank. An idle rank takes the same share, because its sleeps hardly ever delay anybody: its own callers ring its bell
+// when they submit, and other ranks' operations wait for a pass of the idle rank in one case only: if the idle rank is the
+// coordinator of set 0, and other ranks add a process set without the idle rank.
 constexpr double kIdleShare = 0.04;
-// A step at a port (Negotiation::tries_again) was refused, most often because another rank holds the ledger's lock. That rank
-// may be stopped for a long time, and each try costs about ten microseconds. So the pause before the next try is the time for
-// which nothing has happened, divided by kTryDivisor, but at least kTryAgain and at most kTryAgainLater.
+// A port refuses a step (Negotiation::tries_again) most often because another rank holds the ledger's lock. That rank may be
+// stopped for a long time, and each try costs about ten microseconds. So the pause before the next try is the time for which
+// nothing has happened, divided by kTryDivisor, but at least kTryAgain and at most kTryAgainLater.
 constexpr microseconds kTryAgain{20};
 constexpr microseconds kTryAgainLater{10'000};
 constexpr int kTryDivisor = 8;

@@ -13,8 +13,8 @@ namespace hvdlite::engine {
 namespace {
 
 // If callers may spin, an algorithm in shared memory polls for a flag for about this long before its advance() returns without
-// the flag (SharedCollective::advance). Inside allreduce_hierarchical such an algorithm polls only once. This time is much
-// longer than the transfer of a cache line between processors.
+// the flag (SharedCollective::advance). This time is much longer than the transfer of a cache line between processors. Inside
+// allreduce_hierarchical such an algorithm polls only once.
 constexpr base::microseconds kInnerSpin{3};
 
 // The knob tile_stores has three values (hvdlite/knobs.py). With the third, auto, ranks measure which stores are faster.

@@ -247,8 +247,8 @@ void Engine::submit_group(const Submission& what, Launch launching) {
   launch(entries, std::move(launching));
 }
 
-// Chooses for each member the request that describes its memory now (in the arena or not) and this rank's part (with a value or
-// without).
+// Chooses one of the requests (at most four) of each member: by where the tensor lies now (in the arena or not), and by whether
+// this rank has a value.
 void Engine::fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries) {
   const auto arena = group.arena != 0 ? shared_.arenas->find(group.arena) : nullptr;
   // Either all members are on one GPU, or none is on a GPU.
@@ -338,13 +338,13 @@ bool Engine::push(std::span<Entry> entries) {
 // would take longer, and the engine thread would then hold the token when the caller wants to wait. Returns false if the engine
 // thread has to make the pass. whole: the messages are small enough to travel whole. If so, this function does not wake the
 // engine thread after the pass, because usually no other rank waits for an answer of this rank. (Another rank waits for one
-// only if too many such messages wait for a receive, see PointToPoint::Settings.) poll() wakes the engine thread later.
+// only if too many such messages wait for a receive, see PointToPoint::Settings.) A later poll() wakes the engine thread.
 bool Engine::pass_at_once(bool whole) {
   if (!bells_reach_all_ || claimed() || !try_take_token()) return false;
   cycle_.pass(true, false);
   give_token_back();
-  // The engine thread has to handle an answer of the other rank soon. If the engine thread sleeps at the doorbell, the answer
-  // itself wakes it. So only a sleep at kick_ has to be ended here.
+  // A large message needs an exchange of control messages (point_to_point.h), and the engine thread has to handle each of them
+  // soon. If the engine thread sleeps at the doorbell, a control message wakes it. So only a sleep at kick_ has to end here.
   if (!whole && has_work()) kick_.bump();
   return true;
 }

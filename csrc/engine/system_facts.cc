@@ -1,7 +1,7 @@
 // How blocked() decides whether this rank is blocked. Three conditions must hold:
 //
 //    1. All known threads wait (WaitRegistry), or an operation with a callback is in flight.
-//    2. The queue is empty: this rank has announced all its entries.
+//    2. The queue is empty: passes have taken all entries.
 //    3. All awaited operations are found:
 //       awaited   all operations whose submission has a callback; if all known threads wait, also what these threads wait for
 //       found     an awaited operation that is pending in Negotiation or unmatched in PointToPoint, or an awaited removal of
@@ -10,9 +10,9 @@
 // An awaited operation that is not found is agreed or matched, or has just ended, or is a removal that waits only for agreed or
 // matched operations. Such an operation ends without a request of any other rank, so this rank is not blocked.
 //
-// The report names all operations that are pending or unmatched, also those that no caller of this rank awaits, because other
-// ranks may wait for this rank's part in them (deadlock.h). OpenOperation::waited_for is true for an awaited operation, and for
-// an operation on a set whose removal is awaited and found.
+// The report names all operations that are pending or unmatched, also those that are not awaited: if a report does not name a
+// collective, rank 0 takes it for one that this rank has not submitted (deadlock.h). OpenOperation::waited_for is true for an
+// awaited operation, and for an operation on a set whose removal is awaited and found.
 #include "engine/system_facts.h"
 
 #include <algorithm>

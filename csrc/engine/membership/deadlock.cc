@@ -18,11 +18,11 @@
 //    rank 3    waits for operation c, which is missing on rank 2
 //
 // The search begins with the ranks 0, 1 and 3. Rank 3 is removed, because rank 2 is not among them and may still submit c. The
-// ranks 0 and 1 stay, because each lacks what the other awaits. When a rank is removed, others may have to be removed, too. So
-// the search goes over the remaining ranks again until it finds no rank to remove.
+// ranks 0 and 1 stay, because each lacks what the other waits for. When a rank is removed, others may have to be removed, too.
+// So the search goes over the remaining ranks again until it finds no rank to remove.
 //
-// Which verdicts judge() makes. An example: of the stuck ranks, rank 2 awaits an allreduce of set 0 that rank 3 lacks, and rank
-// 3 awaits a receive from rank 2 on set 0. The keys of `doomed` are then:
+// Which verdicts judge() makes. An example: of the stuck ranks, rank 2 waits for an allreduce of set 0 that rank 3 lacks, and
+// rank 3 waits for a receive from rank 2 on set 0. The keys of `doomed` are then:
 //
 //    (-1, set 0)    the allreduce: a verdict for the first member of set 0, which coordinates the set
 //    (3, set 0)     the receive: a verdict for rank 3

@@ -3,9 +3,9 @@
 //
 // A rank is blocked when all its known threads (WaitRegistry) wait, and nothing that they wait for is agreed. (If operations
 // run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks (not a process set) is stuck if each
-// operation that a rank of this set awaits is missing on a rank of this set. An operation is missing on a rank that has not
-// submitted it. If a rank has asked for only a part of a group, all operations of the group are missing on that rank. For a
-// receive from any rank, all ranks on which the send is missing must be in the set, and not only one of them.
+// operation for which a rank of this set waits is missing on a rank of this set. An operation is missing on a rank that has not
+// submitted it. If a rank has submitted only some operations of a group, all operations of the group are missing on that rank.
+// For a receive from any rank, all ranks that could send must be in this set of ranks, and not only one of them.
 //
 // The detector finds the largest such set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
 // ranks until the remaining ranks are such a set. Reports take time to travel, so the detector checks its finding, the set of

@@ -1,5 +1,5 @@
-// An example: the timeout and the shortest silence are 10 seconds, so the interval is 2 seconds. The last message of host 4
-// (the host whose leader is rank 4) arrives at second 0:
+// An example: `timeout` and `shortest` are 10 seconds, so the interval between two heartbeats is 2 seconds. The last message of
+// host 4 (the host whose leader is rank 4) arrives at second 0:
 //
 //    2, 4 s           heartbeats of host 4 are missing
 //    more than 5 s    tick() names host 4 in `quiet`, once
@@ -18,13 +18,13 @@ using base::microseconds;
 
 namespace {
 
-// The shortest silence (FailureDetector::Limits) is at least this many times as long as the interval between two heartbeats. So
+// The time `shortest` (FailureDetector::Limits) is at least this many times as long as the interval between two heartbeats. So
 // one late heartbeat has no consequence.
 constexpr int kHeartbeatsInShortest = 5;
 // The longest interval between two heartbeats.
 constexpr microseconds kLongestInterval{2'000'000};
-// Between two calls of tick() normally less time passes than the shortest silence divided by this number. If more time has
-// passed, this process did not run, or the thread that calls tick() was in another call for too long.
+// Between two calls of tick() normally less time passes than `shortest` divided by this number. If more time has passed, this
+// process did not run, or the thread that calls tick() was in another call for too long.
 constexpr int kAwayDivisor = 2;
 }  // namespace
 

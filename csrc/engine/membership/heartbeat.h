@@ -4,8 +4,9 @@
 //
 // The leaders of the hosts (their lowest ranks) send each other a message at intervals, and expect no answer. An engine makes
 // passes while its program computes, so a busy rank still sends. Any other message from a host counts as a heartbeat, too,
-// because a heartbeat may wait behind large data. If tick() was not called for half of the shortest silence, then this process
-// was stopped, this computer was asleep, or the driver was held up. In that case the silence of all hosts begins anew.
+// because a heartbeat may wait behind large data. If tick() was not called for half of the time `shortest`
+// (FailureDetector::Limits), then this process was stopped, this computer was asleep, or the driver was held up. In that case
+// the silence of all hosts begins anew.
 #pragma once
 
 #include <map>

@@ -23,7 +23,8 @@ using base::Status;
 
 namespace {
 
-// The least time between two looks. A look goes over all ranks, so not every pass makes one. Usual limits are much longer.
+// The least time between two looks. A look goes over all ranks, so not every pass makes one. The usual values of
+// Membership::Limits are much longer than this time.
 constexpr base::microseconds kLookInterval{20'000};
 
 }  // namespace

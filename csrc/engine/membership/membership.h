@@ -110,12 +110,12 @@ class Membership : public MembershipActions {
   // --- looks at intervals ---
   // Is it time for look()?
   bool due(Time now) const;
-  // Looks for lost ranks, silent hosts, stalls and deadlocks, sends this host's heartbeats, and answers questions that waited
-  // for the watchdog.
+  // Looks for lost ranks, silent hosts, stalls and deadlocks, sends this host's heartbeats, and sends replies that waited for
+  // the watchdog.
   Actions look(Time now, Facts& facts);
   // The part of look() that also runs after an error of the transport: the error may come from a lost rank.
   Actions look_for_lost(Facts& facts) { return failures_.find_lost(facts); }
-  // May this rank (on rank 0: any rank) be in a deadlock, or is a question about a stall open? Then the next pass should come
+  // May this rank (on rank 0: any rank) be in a deadlock, or is a question about a stall open? If so, the next pass should come
   // soon.
   bool watching() const;
 
@@ -131,7 +131,7 @@ class Membership : public MembershipActions {
     std::uint64_t version = 0;  // Facts::version
     Time since;                 // the last look that found `blocked` or `version` changed
   };
-  // A question of another rank about a stall. This rank's answer waits for the watchdog, but not longer than `until`.
+  // A question of another rank about a stall. This rank's reply waits for the watchdog, but not longer than `until`.
   struct Unanswered {
     int rank = 0;
     Time until;

@@ -47,13 +47,14 @@ constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // kLongestPatience).
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
 // When another rank looks after a set, this rank asks no question of the same kind about the set for some time: kGrace for
-// questions before giving up, and the limit for warnings plus kGrace for questions before a warning. The pause between two
-// questions of this rank before giving up is kGrace or shorter (group()).
+// questions before giving up, and the limit for warnings plus kGrace for questions before a warning. After a question of its
+// own before giving up, this rank pauses for kGrace or less before it may ask the next one (group()).
 constexpr double kGrace = 5.0;
 // How many operations and ranks the text about one reason names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
-// The most bytes of a verdict, of an operation in a line, and of the place where a rank's program is. With the words around it,
-// such a verdict fits into the control page (kCauseBytes in transport/control_page.cc).
+// The most bytes: kMostText of a verdict, kMostOperation of an operation in a line, kMostPlace of the place where a rank's
+// program is. A verdict of kMostText bytes, with the words around it, fits into the control page (kCauseBytes in
+// transport/control_page.cc).
 constexpr std::size_t kMostText = 2800, kMostOperation = 200, kMostPlace = 933;
 
 std::string in_seconds(double seconds) {
@@ -121,7 +122,7 @@ StallInspector::Actions StallInspector::look(Time now, std::span<const Stalled> 
                                              const Roster& roster, const StateOf& state_of) {
   Actions actions;
   end_episodes(now, stalled, actions);
-  // The question before giving up goes first: an open question before a warning would delay it.
+  // The question before giving up has the first chance, because it cannot be asked while a question before a warning is open.
   if (!inquiry_ && !begin(now, stalled, true, roster, actions)) {
     begin(now, stalled, false, roster, actions);
   }

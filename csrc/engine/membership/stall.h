@@ -1,6 +1,6 @@
 // Notices operations that do not complete, finds out which ranks they wait for and what those ranks do, and in the end makes
-// all ranks give up. A pure state machine: open operations, answers and the time go in; questions, log lines and a verdict come
-// out.
+// all ranks give up. A pure state machine: open operations, answers and the time go in; questions, log lines and a verdict (the
+// cause for which this rank fails) come out.
 // Thread: one at a time. Owns: what it knows of stalls, and its current question. Blocks: no.
 // Throws: std::bad_alloc, and what StateOf throws.
 //
@@ -10,9 +10,9 @@
 //
 //   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
 //
-// A rank may be asked about an operation for which it waits itself. Then claim() decides which of the two ranks looks after the
-// stall. That rank asks the other ranks about the stall and writes the log line. A rank with a higher number begins to ask a
-// little later, by up to 3 seconds. So if several ranks have waited equally long, usually only one asks.
+// A rank may be asked about an operation for which it waits itself. Then claim() decides whether the asking or the asked rank
+// looks after the stall, that is, asks the other ranks about it and writes the log line. A rank with a higher number begins to
+// ask a little later, by up to 3 seconds. So if several ranks have waited equally long, usually only one asks.
 #pragma once
 
 #include <deque>
@@ -58,10 +58,10 @@ class StallInspector {
   // Call it before each look, and before the calls of age() and still_for() for this look. newest: the number of the operation
   // submitted last. activity: see Membership::Facts.
   void note(Time now, std::uint64_t newest, std::uint64_t activity);
-  // Seconds since the operation of this number was submitted. The result may be too small: by the time between two looks, and
-  // by more for operations that are older than both limits.
+  // Seconds since the operation of this number was submitted. The result may be too small: by the time between two looks at
+  // most, or by more if the operation is older than both limits.
   double age(std::uint64_t record, Time now) const;
-  // Seconds since a look noticed that data had moved. Looks notice nothing while a question is open.
+  // Seconds since the last look that noticed a movement of data. Looks notice none while a question is open.
   double still_for(Time now) const { return base::seconds_between(moved_at_, now); }
   double least_age() const { return limits_.least(); }
 
@@ -131,7 +131,8 @@ class StallInspector {
     Time since;        // the submission of its oldest operation
   };
 
-  // A stall has ended when none of its operations is stalled any more. Writes a log line for each such stall.
+  // Removes the stalls that have ended, and writes a log line for each of them. A stall has ended when none of its operations
+  // is stalled any more.
   void end_episodes(Time now, std::span<const Stalled> stalled, Actions& actions);
   // What a text about ranks needs: their names, and what this rank can see of them.
   struct Names {
@@ -147,7 +148,7 @@ class StallInspector {
                                        std::span<const Stalled> stalled);
   // Does another rank look after the stalls of this set?
   bool in_hand(SetId set, bool last, Time now) const;
-  // Has this rank written a line about a stall of this operation that is not over?
+  // Does one of episodes_ contain this operation?
   bool is_told(std::uint64_t record) const;
   // Does the question's operation at this index wait for the rank?
   bool is_missing(const Question& question, std::size_t index, int rank) const;

@@ -14,14 +14,14 @@
 //
 // How a rank answers an Inquiry. For each operation in it:
 //
-//    unfinished on this rank, too              claim() decides whether the answer names it in `in_hand`
-//    not submitted here, or ended here         the answer names it in `lacks`
-//    the same, but this rank has joined        the answer does not name it: collectives run without a request of this rank
+//    unfinished on this rank, too              claim() decides whether the reply names it in `in_hand`
+//    not submitted here, or ended here         the reply names it in `lacks`
+//    the same, but this rank has joined        the reply does not name it: collectives run without a request of this rank
 //
-// If the asking rank also wants to know where this rank's program is, and the answer names an operation in `lacks`, the reply
-// waits in unanswered_ for the watchdog thread. If there is no such thread, the reply is sent at once, without the place. One
-// answer of the watchdog serves all replies that wait. Without an answer, each reply is sent at the first look after its
-// `until`.
+// If the asking rank also wants to know where this rank's program is, and the reply names an operation in `lacks`, the reply
+// waits in unanswered_ for an answer of the watchdog thread. If there is no such thread, the reply is sent at once, without the
+// place. One answer of the watchdog serves all replies that wait. If the watchdog gives no answer, each reply is sent at the
+// first look after its `until`.
 
 #include <algorithm>
 
@@ -36,11 +36,11 @@ using base::LogLevel;
 namespace {
 
 // While an operation whose end runs a callback is in flight, the engine cannot see whether the program waits for the operation.
-// The engine assumes that the program waits when nothing has been submitted and nothing has ended for this many times half of
-// HVDLITE_DEADLOCK_TIMEOUT. With the default this is 150 seconds: a training step should not compute for so long between two of
+// If nothing has been submitted and nothing has ended for this many times half of HVDLITE_DEADLOCK_TIMEOUT, the engine assumes
+// that the program waits. With the default this is 150 seconds: a training step should not compute for so long between two of
 // its gradients.
 constexpr double kUnseen = 300;
-// The watchdog gets this part of the time for which the asking rank waits for an answer. The rest is for the messages.
+// The watchdog gets this share of the time for which the asking rank waits for the reply. The rest is for the messages.
 constexpr double kWatchdogShare = 0.6;
 
 }  // namespace
@@ -108,7 +108,7 @@ Membership::Actions Membership::hear(int source, Probe message, Time, Facts& fac
   // "not blocked" or has another version.
   BlockedReport still = facts.blocked();
   still.probe = message.number;
-  // If the answer withdraws the report, and neither `blocked` nor the version changes, the next look reports again.
+  // If the answer withdraws the report, and `blocked` and the version stay the same, the next look may report again.
   blocked_.reported = still.blocked;
   tell_rank_0(std::move(still), actions);
   return actions;

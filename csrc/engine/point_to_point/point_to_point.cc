@@ -39,8 +39,8 @@
 // calls start_send.
 //
 // Who ends an entry if a step throws: the entry is moved into a table only after the table has made room for the entry. After
-// the move end_all() finds the entry in the table. Before the move the calling function keeps the entry: match_or_post() posts
-// it again, and Cycle ends an entry from the queue.
+// the move end_all() finds the entry in the table. Before the move the entry belongs to the calling function: match_or_post()
+// posts it again, and Cycle ends an entry from the queue.
 #include "engine/point_to_point/point_to_point.h"
 
 #include <algorithm>
@@ -75,8 +75,8 @@ PointToPoint::PointToPoint(const Settings& settings, Effects& effects)
       untold_(heard_.size()),
       left_(static_cast<std::size_t>(settings.ranks)) {}
 
-// Messages for the set may have arrived before this rank knew its members, and hear() could not check these messages. So this
-// function drops them if the sender or this rank is no member.
+// Messages for the set may have arrived before this rank knew the set's members, and hear() could not check these messages. So
+// this function drops such a message if its sender or this rank is no member.
 void PointToPoint::add_set(const ProcessSet& set) {
   newest_epoch_ = std::max(newest_epoch_, set.id.epoch);
   sets_[set.id] = set.members;
@@ -377,7 +377,7 @@ void PointToPoint::fail_unmatched(const Status& why, Condition condition) {
 }
 
 // The flag is set first, because nobody_sends() and fail_unmatched() read it. fail_unmatched() sends no Withdrawal to a rank
-// that has left. Whole messages that that rank has sent stay in arrivals_, for later receives.
+// that has left. Whole messages from such a rank stay in arrivals_, for later receives.
 void PointToPoint::left(int rank, const Status& why) {
   left_[static_cast<std::size_t>(rank)] = true;
   fail_unmatched(why, [&](const Request& request) {

@@ -25,10 +25,10 @@
 //      Coming      ------------->   start_receive
 //      start_send  ============>
 //
-// The send may fail before the Clearance arrives. Then the sender has sent a Withdrawal, and does not answer the Clearance. So
-// both ranks give memory to the transport only when the payload is certain to move, and no posted transfer has to be cancelled.
-// (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal added.) A tensor on a GPU never travels
-// whole, unless it is empty.
+// The send may fail before the Clearance arrives. Then the sender has sent a Withdrawal, and does not answer the Clearance.
+// Neither rank gives memory to the transport before the Coming, and after the Coming the payload is certain to move. So no
+// posted transfer has to be cancelled. (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal
+// added.) A tensor on a GPU never travels whole, unless it is empty.
 //
 // If the message and the receive that matches it differ in dtype or size, the receiver answers with a Rejection instead of a
 // Clearance. If the sender answers the Rejection with a Coming, the send had not ended, and send and receive fail. If a
@@ -64,12 +64,14 @@ class PointToPoint {
     virtual ~Effects() = default;
     virtual void send(int rank, const Message& message) = 0;
     virtual void finish(std::span<const Entry> entries, const base::Status& status) = 0;
-    // Begins to move the payload from or to the entry's memory; the entry ends when the payload has moved. Both ranks start the
-    // payloads from one to the other in the same order, so this order says which payload belongs to which receive.
+    // Begins to move the payload from or to the entry's memory; the entry ends when the payload has moved. The sender starts
+    // its payloads to one rank in the same order in which that rank starts to receive them. So this order says which payload
+    // belongs to which receive.
     virtual void start_send(Entry entry, int to) = 0;
     virtual void start_receive(Entry entry, int from) = 0;
     // take: gives a receive the payload of a message that travelled whole; the payload is valid during the call only. take_own:
-    // gives a receive the payload of this rank's own send. Both end the entries; take_own may end them later.
+    // gives a receive the payload of this rank's own send. Both functions end their entries; take_own may do so after it has
+    // returned.
     virtual void take(Entry receive, const void* payload) = 0;
     virtual void take_own(Entry receive, Entry send) = 0;
     // For the records. posted: the machine has taken the entry. reached: the entries have reached a stage.
@@ -98,7 +100,7 @@ class PointToPoint {
   // --- what this rank asks ---
   // Takes a send or a receive. An entry that can never be matched ends at once with an error. For each send that was refused
   // after it had ended, one later entry ends with an error, too. If admit() throws, and the entry still has its request, the
-  // calling function keeps the entry.
+  // entry belongs to the calling function.
   void admit(Entry& entry);
 
   // --- what others say ---
@@ -154,10 +156,10 @@ class PointToPoint {
   };
   using Entries = std::map<std::uint64_t, Entry>;
 
-  // If send(), receive(), send_whole() or meet() throws, the calling function keeps an entry that still has its request.
+  // If send(), receive(), send_whole() or meet() throws, an entry that still has its request belongs to the calling function.
   void send(Entry& entry);
-  // Gives the receive a message that has arrived already, or posts the receive at its place. Fails it if no rank can send a
-  // message for it.
+  // Gives the receive a message that has arrived already, or posts the receive at its place. Fails the receive if no rank can
+  // send a message for it.
   void receive(Entry& entry, std::uint64_t place);
   // Sends the message, or handles it at once if it is for this rank.
   void deliver(int rank, Message message);
