@@ -16,19 +16,6 @@ from hvdlite.errors import SystemFailure, install
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = [
-    "LoadedMpi",
-    "built_shims",
-    "choose_shim",
-    "family_of",
-    "load_native",
-    "loaded_libraries",
-    "loaded_mpi",
-    "mapped_files",
-    "shim_path",
-    "short_version",
-]
-
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 _SONAMES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 

@@ -10,8 +10,6 @@ from hvdlite.errors import MismatchError
 from hvdlite.objects import exchange_by_rank, exchange_object
 from hvdlite.process_sets import ProcessSet, global_process_set
 
-__all__ = ["compare", "difference", "name_of", "only_on", "require_same_variables"]
-
 
 def compare(
     facts: Sequence[tuple[str, Any]], exchange: str, process_set: ProcessSet = global_process_set

@@ -16,8 +16,6 @@ from hvdlite.runtime import RUNTIME
 if TYPE_CHECKING:
     from hvdlite._engine import Arena
 
-__all__ = ["make_arena"]
-
 _KINDS = ("memfd", "shm")  # in the order of preference
 
 

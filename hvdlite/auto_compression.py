@@ -35,8 +35,6 @@ from hvdlite.tuning.link_model import (
     step_seconds,
 )
 
-__all__ = ["settle", "settle_for_tensors"]
-
 _SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _CODED = {"float16", "bfloat16", "float32"}
 _NARROWED = {"float32", "float64"}

@@ -35,8 +35,6 @@ from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.report import Report, changes, format_settings, to_csv, to_evidence, to_text
 from hvdlite.tuning.search import Rules, Settings, Value, search
 
-__all__ = ["CASES", "Engines", "at_init", "main", "tune"]
-
 Array = NDArray[np.float32]
 
 _KIB = 1 << 10

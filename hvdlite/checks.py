@@ -6,8 +6,6 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Average
 
-__all__ = ["check_given", "check_passes", "check_predivide", "check_process_set", "check_type_of_set", "member_id"]
-
 
 def check_passes(passes: int) -> None:
     """Raises InvalidArgumentError unless `passes` is a whole number above 0."""

@@ -17,35 +17,6 @@ from typing import Any
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import AS_IT_IS, ENGINE_KNOBS, KNOBS, LOG_LEVELS, MEANINGLESS, NOT_ASKING, Value
 
-__all__ = [
-    "Config",
-    "LauncherClaim",
-    "TorchrunPlace",
-    "cache_folder",
-    "child_environment",
-    "cuda_toolkits",
-    "disagreements",
-    "enter_job",
-    "environment",
-    "folder_of_torchrun_job",
-    "format_ranks",
-    "from_environment",
-    "inherits_torchrun_job",
-    "is_first_process",
-    "lacks_torch_variables",
-    "launcher_claim",
-    "oneccl_folders",
-    "outside_of_jobs",
-    "rank_and_size_by_mpi",
-    "rank_by_launcher",
-    "server_environment",
-    "set_unless_set",
-    "to_native",
-    "torchrun_place",
-    "uses_legacy_keras",
-    "who_has",
-]
-
 # Defaults that the module horovod (docs/shim.md) has set in this process.
 _PREFERRED: dict[str, Value] = {}
 

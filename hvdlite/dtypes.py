@@ -12,8 +12,6 @@ import numpy as np
 
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["DType", "code_of_name", "dlpack_codes", "elements_of", "numpy_dtype"]
-
 
 class DType(IntEnum):
     """Codes of dtypes. Append new codes and never renumber, because the C ABI and messages between ranks contain the codes."""

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hvdlite.runtime import Runtime
 
-__all__ = ["RAISED", "SILENT", "end_process", "install_excepthook", "printable"]
-
 # The cause of a failure begins with this text if an exception has ended the program of the rank.
 RAISED = "raised "
 # The cause of a failure contains this text if a host is silent. The host's processes may still live.

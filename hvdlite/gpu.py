@@ -13,8 +13,6 @@ from pathlib import Path
 from hvdlite import config as knobs
 from hvdlite.config import Config
 
-__all__ = ["kernel_cache", "nccl_libraries", "nvrtc_libraries", "resolve"]
-
 _NCCL = "libnccl.so.2"
 # The newest version comes first, but the engine tries a compiler last if its version of CUDA is newer than the driver's. The
 # name that ends with 11.2 is the compiler's name in all later versions of CUDA 11, too.

@@ -11,8 +11,6 @@ from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, PeerLostError
 
-__all__ = ["LOST", "WARN_AFTER", "WHAT_FOR", "Job"]
-
 # After these errors MPI cannot be finalised any more: a process of the job is lost or does not answer.
 LOST = (PeerLostError, OperationTimeoutError)
 # The seconds of one wait in native code; Python handles signals after each such wait.

@@ -11,8 +11,6 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["AS_IT_IS", "ENGINE_KNOBS", "KNOBS", "LOG_LEVELS", "MEANINGLESS", "NOT_ASKING", "Knob", "Value"]
-
 Value = int | float | bool | str
 
 _SIZE_SUFFIXES = {

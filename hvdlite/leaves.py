@@ -17,8 +17,6 @@ from hvdlite.ops import allreduce
 from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Sum
 
-__all__ = ["FindLeaves", "Leaf", "RankRows", "digest_of", "digest_of_text", "index_of", "leaves_in", "path_to", "signed"]
-
 
 @dataclass(frozen=True)
 class Leaf:

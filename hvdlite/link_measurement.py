@@ -20,8 +20,6 @@ from hvdlite.tuning.link_model import HostLink, find_link
 if TYPE_CHECKING:
     from hvdlite._engine import Work
 
-__all__ = ["measure_link", "own_seconds", "slowest", "start_allreduce"]
-
 
 def measure_link(process_set: ProcessSet) -> HostLink:
     """The link between the hosts of the set's ranks, the same on all ranks. `find_link` says what is sent and for how long.

@@ -29,8 +29,6 @@ from hvdlite.runtime import RUNTIME
 from hvdlite.tuning import link_model
 from hvdlite.tuning.link_model import BF16, LOW_RANK_SIDE, POWERSGD, ExchangeMethod, Gradients
 
-__all__ = ["SimulatedSteps", "main"]
-
 _ROUNDS = 5  # the most measured steps of each method
 _GLOBAL = 0  # the id of the set of all ranks
 

@@ -24,8 +24,6 @@ from hvdlite.watchdog import main_frame, own_calls_of
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["ViewServer", "oldest_operation", "start"]
-
 # The time limit in seconds for a viewer to read its answer, and the seconds from a failed `accept` to the next `accept`.
 _PATIENCE = 1.0
 # Lines of the flight record: for an operation that has ended, and for any operation.

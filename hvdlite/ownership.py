@@ -6,8 +6,6 @@ Mathematics, 1969.
 
 from collections.abc import Sequence
 
-__all__ = ["owners_of"]
-
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
     """The owner of each parameter. The parameters are assigned from the largest to the smallest: each goes to the rank whose

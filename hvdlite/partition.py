@@ -5,8 +5,6 @@ The engine's function `part_of` is in csrc/collectives.
 
 from collections.abc import Sequence
 
-__all__ = ["part_of", "partition"]
-
 
 def part_of(count: int, parts: int, number: int) -> range:
     """Part `number` of the indices 0 to ``count - 1``, if they are divided into `parts` runs of consecutive indices.

@@ -22,15 +22,6 @@ from typing import Any
 
 from hvdlite.topology import Topology
 
-__all__ = [
-    "Process",
-    "ProcessPool",
-    "Role",
-    "Spare",
-    "assign_roles",
-    "topology_when_joined",
-]
-
 # The seconds after which a wait handles signals.
 _SLICE = 0.1
 # The seconds after which a spare looks for messages again.

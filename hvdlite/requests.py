@@ -12,25 +12,6 @@ from typing import Any, NamedTuple
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = [
-    "KIND_NAMES",
-    "OP_NAMES",
-    "Adasum",
-    "Average",
-    "Flag",
-    "Kind",
-    "Max",
-    "Min",
-    "Product",
-    "Request",
-    "Sum",
-    "integers_of",
-    "member_names",
-    "resolve_op",
-    "row_counts",
-    "tensor_name",
-]
-
 # Plain ints with the same values as in Horovod.
 Average = 0
 Sum = 1

@@ -28,8 +28,6 @@ from hvdlite.torchrun import join_job
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["RUNTIME", "Runtime"]
-
 # Most launchers kill the job at its first failure. So a rank that raised waits for this number of seconds before it ends, in
 # which its peers print what they know.
 _LAST_WORDS = 0.2

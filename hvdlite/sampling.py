@@ -16,8 +16,6 @@ from hvdlite.runtime import RUNTIME
 from hvdlite.timeline.files import STACK, stacks_file
 from hvdlite.watchdog import main_frame, own_calls_of
 
-__all__ = ["StackSampler", "start", "stop"]
-
 _LOGGER = logging.getLogger("hvdlite")
 # The seconds between two samples.
 _INTERVAL = 0.005

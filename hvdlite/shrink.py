@@ -8,8 +8,6 @@ from typing import Any
 
 from hvdlite.errors import OperationTimeoutError, SystemFailure
 
-__all__ = ["shrink_at_exit", "shrink_in_thread"]
-
 # The seconds after which a rank logs that it waits for others; and the seconds after which a wait handles signals.
 _WARN_AFTER, _SLICE = 10.0, 0.1
 # The number of probes after which MPI knows which processes are lost. MPI learns of losses only while it makes progress. A call

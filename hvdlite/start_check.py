@@ -25,8 +25,6 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import Max, Min, Sum
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["StartCheck", "Trained", "mode_of"]
-
 Rows = npt.NDArray[np.int64]
 
 _MODES = ("error", "broadcast", "warn", "off")

@@ -33,25 +33,6 @@ if TYPE_CHECKING:
 else:
     _StreamHandler = logging.StreamHandler  # needs Python 3.11 for subscripts
 
-__all__ = [
-    "agree",
-    "check_launch",
-    "choose_communicator",
-    "claim_rank",
-    "configure_logging",
-    "folder_of_records",
-    "give_claim_back",
-    "import_mpi",
-    "load_mpi",
-    "machine_id",
-    "make_pool",
-    "own_knobs",
-    "patience_of",
-    "place_of",
-    "refusal_of",
-]
-
-
 _claims: list[socket.socket] = []  # open for the whole life of this process
 
 

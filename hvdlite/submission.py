@@ -38,32 +38,6 @@ from hvdlite.runtime import RUNTIME
 if TYPE_CHECKING:
     from hvdlite._engine import Engine, Result
 
-__all__ = [
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "check_weight",
-    "check_weighted",
-    "checked_root",
-    "compress",
-    "enter",
-    "gather",
-    "gather_group",
-    "handle_of",
-    "made_elsewhere",
-    "on_its_gpu",
-    "output_of",
-    "reduce",
-    "reduce_group",
-    "reduce_scatter",
-    "reduce_scatter_group",
-    "start_reduce",
-    "start_round",
-    "start_sum",
-    "submit_one",
-    "written",
-]
-
 # One call: the engine, the id of the process set, the kind of operation, and the user's name.
 _Call = tuple["Engine", int, int, str | None]
 

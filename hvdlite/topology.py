@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Topology"]
-
 
 @dataclass(frozen=True)
 class Topology:

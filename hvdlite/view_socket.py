@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SilentRankError", "ViewAddress", "addresses", "ask", "bound_socket", "is_trusted", "job_name", "listen"]
-
 _PREFIX = "hvdlite-view"
 _WAITING = 16  # this many viewers may wait for an answer
 _ACCEPTS = 0x10000  # a flag in /proc/net/unix: the socket listens

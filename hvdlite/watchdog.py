@@ -17,8 +17,6 @@ from hvdlite.failures import printable
 if TYPE_CHECKING:
     from hvdlite._engine import Engine
 
-__all__ = ["main_frame", "own_calls_of", "start", "where_is_main"]
-
 # The largest number of frames in an answer (the innermost ones), and the largest number of characters.
 _MOST_FRAMES = 20
 _MOST_TEXT = 3500

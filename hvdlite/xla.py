@@ -18,8 +18,6 @@ from hvdlite.errors import (
 )
 from hvdlite.requests import Sum, member_names, tensor_name
 
-__all__ = ["TensorGroup", "describe", "failure_in", "loss_in"]
-
 
 @dataclass(frozen=True)
 class TensorGroup:

@@ -11,22 +11,6 @@ import numpy as np
 
 from hvdlite.errors import InternalError, InvalidArgumentError
 
-__all__ = [
-    "CHANNELS_LAST",
-    "CHANNELS_LAST_3D",
-    "CPU",
-    "RECYCLED_FROM",
-    "ROW_MAJOR",
-    "SOME_GPU",
-    "Exported",
-    "GpuMemory",
-    "NewGpuMemory",
-    "NewMemory",
-    "Plain",
-    "TensorBackend",
-    "require_own_elements",
-]
-
 CPU = -1  # the engine's device number for host memory
 SOME_GPU = -2  # the backend does not know which GPU has the memory: the engine finds it by the address
 

@@ -14,8 +14,6 @@ from hvdlite.backends.base import SOME_GPU, Exported, NewGpuMemory, TensorBacken
 from hvdlite.dtypes import elements_of
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["BACKEND", "CudaArrayBackend", "DeviceArray"]
-
 
 class DeviceArray:
     """A C-contiguous array in the memory of a GPU. It exports ``__cuda_array_interface__``, version 3.

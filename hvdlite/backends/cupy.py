@@ -9,8 +9,6 @@ import numpy as np
 from hvdlite.backends.base import ROW_MAJOR, Exported, NewGpuMemory, TensorBackend, require_own_elements
 from hvdlite.dtypes import code_of_name, elements_of, numpy_dtype
 
-__all__ = ["BACKEND", "CupyBackend"]
-
 
 class _ExternalStream(int):
     """A raw handle that keeps CuPy's stream object alive, because an operation may outlast the user's ``with`` statement."""

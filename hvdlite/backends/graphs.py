@@ -8,8 +8,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["keep_out_of_graphs"]
-
 # The module with the list of packages that torch.compile excludes. The second name is for torch before 2.3.
 _RULES = ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles")
 

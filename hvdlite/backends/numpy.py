@@ -20,8 +20,6 @@ from hvdlite.backends.base import (
 from hvdlite.dtypes import DType, code_of_name, elements_of, numpy_dtype
 from hvdlite.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["BACKEND", "NumpyBackend"]
-
 Array = npt.NDArray[Any]
 
 _DLPACK_HOST_DEVICES = (1, 3, 11)  # CPU, and host memory pinned for CUDA or ROCm

@@ -35,8 +35,6 @@ from hvdlite.backends.graphs import keep_out_of_graphs
 from hvdlite.dtypes import DType, code_of_name, dlpack_codes, elements_of
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["BACKEND", "TorchBackend", "without_memory"]
-
 
 class TorchBackend(TensorBackend):
     """The backend for torch tensors.

@@ -10,8 +10,6 @@ from typing import Any
 
 from hvdlite.backends import TensorBackend, backend_of
 
-__all__ = ["converter_of"]
-
 
 class _Traced:
     """The methods of `TensorBackend` that compression uses. `cast` calls a function of the framework."""

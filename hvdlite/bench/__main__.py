@@ -38,8 +38,6 @@ from hvdlite.errors import HvdliteError, InvalidArgumentError, SystemFailure, Un
 from hvdlite.launcher import plan as launching
 from hvdlite.tuning.place import cpu_name
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.

@@ -21,8 +21,6 @@ from hvdlite.bench.peers import Submissions
 from hvdlite.bench.team import Team
 from hvdlite.bench.world import World
 
-__all__ = ["CACHES", "CASES", "DEFAULT_SIZES", "DEFAULT_TENSORS", "SMALL_ELEMENTS", "Sink", "batches", "measure_cases", "run"]
-
 CASES = ("idle", "allreduce", "gradients", "small")
 CACHES = ("warm", "cold")
 DEFAULT_SIZES = tuple(4**power for power in range(1, 14))  # 4 B to 64 MiB

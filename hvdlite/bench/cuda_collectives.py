@@ -18,8 +18,6 @@ from hvdlite.bench.peers import CUDA_CEILINGS, CUDA_PEERS, Array, Peer, installe
 from hvdlite.bench.team import HostMemory, Team
 from hvdlite.bench.world import World
 
-__all__ = ["CASES", "DEFAULT_SIZES", "DEFAULT_TENSORS", "RankGpu", "no_gpu", "run"]
-
 CASES = ("allreduce", "gradients", "small")
 DEFAULT_SIZES = tuple(4**power for power in range(5, 15))  # 1 KiB to 256 MiB
 DEFAULT_TENSORS = 160

@@ -14,8 +14,6 @@ from hvdlite.config import Config
 from hvdlite.dtypes import DType
 from hvdlite.errors import error_class
 
-__all__ = ["Fusion", "Move", "Times"]
-
 SUM = 1
 
 

@@ -27,20 +27,6 @@ from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
 from hvdlite.launcher.job import NOT_LAUNCHED
 
-__all__ = [
-    "FEWEST_PAIRS",
-    "FIGURES",
-    "Figure",
-    "GuardPlan",
-    "Run",
-    "check_build",
-    "compare",
-    "interval",
-    "jobs",
-    "slower",
-    "table",
-]
-
 FEWEST_PAIRS = 10
 _QUIET = 0.02  # the largest share of the processors that others may take during a job
 _CONFIDENCE = 0.95

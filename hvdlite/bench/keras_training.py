@@ -25,8 +25,6 @@ from hvdlite.bench.models import MODELS, Model
 from hvdlite.bench.training import NetworkTraining, measure_ways
 from hvdlite.bench.world import World
 
-__all__ = ["LOOPS", "WAYS", "run", "teams"]
-
 LOOPS = ("fit", "tape")  # model.fit, and a tf.function with a tape
 
 _BATCHES = 16  # the number of different batches; one call of `fit` uses all of them

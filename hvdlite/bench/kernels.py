@@ -23,8 +23,6 @@ from hvdlite.bench.team import WrongSum
 from hvdlite.config import from_environment
 from hvdlite.dtypes import DType
 
-__all__ = ["CASES", "DEFAULT_CASES", "DEFAULT_SIZES", "missed", "run", "table"]
-
 
 @dataclass(frozen=True)
 class _Case:

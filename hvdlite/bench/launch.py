@@ -9,8 +9,6 @@ from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
 from hvdlite.launcher.command import Wishes, mpirun_line
 
-__all__ = ["BINDINGS", "mpirun_command", "start"]
-
 BINDINGS = ("core", "none")
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["aligned_zeros", "cache_flusher", "last_level_cache", "thread_ids", "thread_seconds"]
-
 _TASKS = Path("/proc/self/task")
 _UNKNOWN_CACHE = 64 << 20
 _LINE = 64  # the bytes of a cache line

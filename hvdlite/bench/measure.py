@@ -19,8 +19,6 @@ from typing import Any
 from hvdlite.bench import report
 from hvdlite.bench.world import World
 
-__all__ = ["Effort", "Samples", "Subject", "another_round", "calls_per_sample", "measure", "measurements", "order_of_round"]
-
 _PILOT_CALLS = 6  # the calls that show how long a subject takes, and warm it up
 _PILOT_SECONDS = 0.2  # after this time, fewer pilot calls are enough
 _FEWEST_ROUNDS = 3  # unless these rounds take twice the given time

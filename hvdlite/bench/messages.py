@@ -20,8 +20,6 @@ from hvdlite.bench.peers import Array, Peer
 from hvdlite.bench.team import Team, contribution, refuse_wrong
 from hvdlite.bench.world import World
 
-__all__ = ["DEFAULT_SIZES", "PEERS", "run"]
-
 PEERS = ("hvdlite", "hvdlite-numpy", "mpi4py", "gloo")
 DEFAULT_SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20)
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MODELS", "Model", "resnet50_shapes"]
-
 
 @dataclass(frozen=True)
 class Model:

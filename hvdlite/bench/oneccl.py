@@ -17,8 +17,6 @@ from typing import Any
 
 from hvdlite.config import oneccl_folders
 
-__all__ = ["Communicator", "missing", "settings"]
-
 _LIBRARY = "libccl.so.2"
 _FOR_PROCESSORS = Path("ccl", "cpu", "lib", "libccl.so.1")
 _FLOAT32, _SUM = 7, 0  # onecclFloat32, onecclSum

@@ -11,8 +11,6 @@ from hvdlite.bench.report import Record
 from hvdlite.bench.world import World
 from hvdlite.tuning.place import boot_id
 
-__all__ = ["Others", "Taken", "share_since", "shares", "taken", "taken_since"]
-
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
 

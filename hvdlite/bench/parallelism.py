@@ -16,8 +16,6 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-__all__ = ["main"]
-
 _LAYERS, _WIDTH, _BATCH, _LENGTH = 4, 512, 2, 64
 _STEPS, _ROUNDS = 2, 7
 _MICROBATCHES, _SLEEP, _MESSAGE = 8, 0.1, 16384  # a stage sleeps _SLEEP seconds in forward, and again in backward

@@ -28,19 +28,6 @@ from hvdlite.dtypes import code_of_name
 from hvdlite.requests import Kind, Request, member_names, tensor_name
 from hvdlite.runtime import RUNTIME
 
-__all__ = [
-    "CEILINGS",
-    "CUDA_CEILINGS",
-    "CUDA_PEERS",
-    "PEERS",
-    "Array",
-    "Peer",
-    "Submissions",
-    "installed",
-    "join_gloo",
-    "leave_groups",
-]
-
 Array = NDArray[np.float32]
 
 

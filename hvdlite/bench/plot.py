@@ -8,8 +8,6 @@ import numpy as np
 
 from hvdlite.bench.report import CEILINGS, Record, format_bytes, format_seconds, loop_of
 
-__all__ = ["draw"]
-
 # Each peer has one colour in every picture. Colour-blind people can distinguish the colours (Okabe and Ito's palette).
 _COLOURS = {
     "hvdlite": "#d55e00",

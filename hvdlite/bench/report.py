@@ -11,35 +11,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "BASELINES",
-    "CEILINGS",
-    "absences",
-    "bandwidths",
-    "bound_seconds",
-    "describe_gpu",
-    "describe_others",
-    "describe_run",
-    "format_bytes",
-    "format_seconds",
-    "joined",
-    "loop_of",
-    "measurement",
-    "overheads",
-    "parse_bytes",
-    "percentages",
-    "ratios",
-    "read_lines",
-    "same_group",
-    "short_bytes",
-    "summary",
-    "three_digits",
-    "time_unit",
-    "to_line",
-    "versions",
-    "with_percentages",
-]
-
 Record = dict[str, Any]
 
 CEILINGS = ("memcpy", "rewrite")  # no allreduce of as many bytes can be faster than these

@@ -20,8 +20,6 @@ from statistics import median
 
 from hvdlite.config import set_unless_set
 
-__all__ = ["main"]
-
 _WIDTH, _BATCH = 1024, 8
 _WARM_UP, _ROUNDS = 3, 15
 

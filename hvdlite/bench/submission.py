@@ -16,8 +16,6 @@ from hvdlite.bench.peers import installed
 from hvdlite.bench.team import Team, refuse_wrong
 from hvdlite.bench.world import World
 
-__all__ = ["BACKWARDS", "PEERS", "run"]
-
 PEERS = ("hvdlite", "hvdlite-numpy", "hvdlite-grouped", "hvdlite-engine", "hvdlite-prepared")
 BACKWARDS = ("none", "hooks", "reduced")
 

@@ -21,8 +21,6 @@ from hvdlite.bench.report import (
     versions,
 )
 
-__all__ = ["markdown", "progress", "tables"]
-
 _OURS = "hvdlite"
 _LIMITS = ("memcpy", "rewrite", "bound")
 _FIRST_PERCENTAGE = 64 << 10  # bytes: for less, the call takes most of the time, so no percentage is shown

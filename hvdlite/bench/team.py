@@ -11,8 +11,6 @@ from hvdlite.bench.machine import aligned_zeros, thread_ids
 from hvdlite.bench.peers import CEILINGS, PEERS, Array, Peer, Submissions
 from hvdlite.bench.world import World
 
-__all__ = ["HostMemory", "Team", "WrongSum", "contribution", "expected_sum", "refuse_wrong"]
-
 _PERIOD = 97  # the period of the values that are summed; a prime, so that the chunks of a buffer differ
 _TRIAL_ELEMENTS = 4096
 

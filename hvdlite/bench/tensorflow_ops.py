@@ -13,8 +13,6 @@ from hvdlite.bench.collectives import Sink
 from hvdlite.bench.measure import Effort, Subject, measure, measurements
 from hvdlite.bench.world import World
 
-__all__ = ["run"]
-
 _EFFORT = Effort(sample_seconds=0.02, most_calls=50, block_seconds=0.2, most_rounds=100)
 
 

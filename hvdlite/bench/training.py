@@ -29,8 +29,6 @@ from hvdlite.bench.world import World
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WAYS", "ZERO_GRAD", "NetworkTraining", "measure_ways", "run"]
-
 # Between two steps torch frees the gradients (none, torch's default), or keeps their memory and writes zeros into it (zero).
 ZERO_GRAD = ("none", "zero")
 

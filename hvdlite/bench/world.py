@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from hvdlite import startup
 from hvdlite.config import launcher_claim
 
-__all__ = ["Gate", "World", "cores_per_rank"]
-
 _LINE = 8  # the words in a cache line; each rank writes to a line of its own
 _LEAD_NS = 20_000  # nanoseconds from the decision to the start, in which every rank sees the decision
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from hvdlite.errors import MismatchError
 
-__all__ = ["Inventory", "StateHandler", "all_or_none", "has_state_dict", "has_variables", "is_variable"]
-
 # Types whose objects are not searched, because a copy of such an object is the object itself, or it refers to no other object.
 _SHARED = (type, types.ModuleType, types.FunctionType, types.CodeType, str, bytes, int, float, complex, type(None))
 

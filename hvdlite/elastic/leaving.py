@@ -12,8 +12,6 @@ from types import FrameType, TracebackType
 from hvdlite._native import load_native
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["LeaveRequest", "leave_if_asked"]
-
 _running: list["LeaveRequest"] = []  # the with statements that this process has entered
 
 

@@ -24,8 +24,6 @@ from hvdlite.pool import ProcessPool, Role
 from hvdlite.runtime import RUNTIME
 from hvdlite.shrink import shrink_at_exit, shrink_in_thread
 
-__all__ = ["Call", "Passed", "awaits_spare", "spare_has_news", "why_not"]
-
 _LOOK_EVERY = 0.1  # seconds between two looks for a spare, while fewer ranks are left than HVDLITE_ELASTIC_MIN_RANKS
 
 

@@ -19,8 +19,6 @@ from hvdlite.errors import (
     UnsupportedError,
 )
 
-__all__ = ["LossIn", "run", "run_fn"]
-
 # A function that finds hvdlite's error behind a framework's error, if a rank is lost; otherwise it returns None.
 LossIn = Callable[[Exception], HorovodInternalError | None]
 

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from hvdlite.errors import InternalError
 from hvdlite.partition import part_of
 
-__all__ = ["CopyPlan", "is_commit_due", "plan_copy", "share_of_batch"]
-
 
 @dataclass(frozen=True)
 class CopyPlan:

@@ -10,8 +10,6 @@ from hvdlite.consistency import ConsistencyChecker, RankComparison, check_object
 from hvdlite.leaves import Leaf, leaves_in
 from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments, root_of
 
-__all__ = ["check_consistency"]
-
 
 def check_consistency(
     *trees: Any, every: int | None = None, process_set: ProcessSet = global_process_set

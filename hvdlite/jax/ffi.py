@@ -16,8 +16,6 @@ import jax
 from hvdlite.errors import UnsupportedError
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["ffi_call", "has_futures", "parameters", "require_cpu"]
-
 _SEVERAL, _ALONE = "hvdlite_jax_collective", "hvdlite_jax_collective_alone"
 _LIBRARY = Path(__file__).parents[1] / "hvdlite_jax.so"
 

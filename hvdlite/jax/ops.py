@@ -16,8 +16,6 @@ from hvdlite.requests import Average, Kind, resolve_op
 from hvdlite.submission import check_weight, check_weighted, checked_root, enter
 from hvdlite.xla import TensorGroup, describe, failure_in
 
-__all__ = ["as_weight", "call", "grouped_allreduce", "grouped_broadcast"]
-
 
 def grouped_allreduce(
     arrays: Sequence[Any],

@@ -19,8 +19,6 @@ from hvdlite.jax.ffi import require_cpu
 from hvdlite.point_to_point import Envelope, Received
 from hvdlite.process_sets import ProcessSet, global_process_set
 
-__all__ = ["recv", "send"]
-
 
 def send(
     array: Any, dst: int, tag: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set

@@ -11,19 +11,6 @@ from hvdlite.keras.reducer import Groups
 from hvdlite.requests import Average, Sum, resolve_op
 from hvdlite.submission import check_weighted
 
-__all__ = [
-    "accumulate",
-    "check_optimizer",
-    "check_weighted_by_loss",
-    "checked_groups",
-    "checked_layers",
-    "checked_op",
-    "chosen_groups",
-    "is_optimizer",
-    "scaled",
-    "scales_loss",
-]
-
 
 def is_optimizer(value: Any) -> bool:
     """Whether the value is an optimizer of the Keras that this process trains with."""

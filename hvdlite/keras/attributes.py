@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["held_by"]
-
 
 def held_by(model: Any, wanted: Callable[[Any], bool]) -> dict[str, Any]:
     """Finds the objects for which `wanted` is true in attributes of a model and of its layers, also in lists and dicts there.

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["BatchCount"]
-
 
 class BatchCount:
     """Counts the batches of each epoch from the batch numbers that ``on_train_batch_end`` gets."""

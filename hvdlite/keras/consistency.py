@@ -16,8 +16,6 @@ from hvdlite.keras.variables import broadcast_call, is_among, read
 from hvdlite.leaves import Leaf, leaves_in
 from hvdlite.process_sets import ProcessSet, global_process_set, root_of
 
-__all__ = ["ConsistencyCheckCallback", "check_consistency"]
-
 
 def check_consistency(
     *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet | None = None

@@ -5,8 +5,6 @@ from typing import Any
 
 from hvdlite.config import uses_legacy_keras
 
-__all__ = ["KERAS_3", "Callback", "Mixin", "keras"]
-
 _NAME = "tf_keras" if uses_legacy_keras() else "keras"
 try:
     keras: Any = importlib.import_module(_NAME)

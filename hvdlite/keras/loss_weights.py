@@ -16,8 +16,6 @@ from typing import Any
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.keras.library import keras
 
-__all__ = ["follow_losses", "weight_of_last_loss"]
-
 _REMEDY = "leave weighted out, and set optimizer.weight before each update in your own training step"
 
 

@@ -18,8 +18,6 @@ from hvdlite.keras.sharding import shards_of
 from hvdlite.keras.variables import identity_of, read, variables_of
 from hvdlite.objects import allgather_object
 
-__all__ = ["build_optimizer", "build_optimizers_alike", "first_values", "is_built", "optimizers_of", "state_variables"]
-
 
 def state_variables(model: Any, optimizers: Iterable[Any]) -> list[Any]:
     """The variables of a model and of optimizers, each once. Slots that ``shard=True`` splits over the ranks are left out."""

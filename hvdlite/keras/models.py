@@ -7,8 +7,6 @@ from hvdlite.compression import Compression
 from hvdlite.keras.library import keras
 from hvdlite.keras.optimizer import DistributedOptimizer
 
-__all__ = ["load_model"]
-
 
 def load_model(
     filepath: Any,

@@ -27,8 +27,6 @@ from hvdlite.requests import Average
 from hvdlite.runtime import RUNTIME
 from hvdlite.start_check import mode_of
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "is_distributed"]
-
 # For each process set (the key is its ranks): the serial number of the next optimizer. All ranks of the set wrap their
 # optimizers in the same order, so an optimizer has the same number on all of them. Ranks outside of the set need not wrap the
 # optimizer.

@@ -21,8 +21,6 @@ from hvdlite.partition import part_of
 from hvdlite.requests import OP_NAMES
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["Groups", "Reducer", "Settings"]
-
 # For each process set (the key is its ranks): the number of the next comparison. All ranks of the set compare in one order.
 _meetings: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 

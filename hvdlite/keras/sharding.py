@@ -31,8 +31,6 @@ from hvdlite.process_sets import ProcessSet
 
 _Variable: Any = getattr(keras, "Variable", object)  # Keras 2 has no such class
 
-__all__ = ["KerasShardedState", "ShardedSteps", "Shards", "check_shard", "common_variables", "shards_of"]
-
 _AVERAGES_AND_SUMS = ("_model_variables_moving_average", "_accumulated_gradients")
 _WHOLE = ("_trainable_variables", "_variables", *_AVERAGES_AND_SUMS)
 

@@ -28,8 +28,6 @@ from hvdlite.start_check import StartCheck
 if TYPE_CHECKING:
     from hvdlite.keras.reducer import Reducer
 
-__all__ = ["KerasCheck", "follow_batches"]
-
 
 class _TrainedByKeras:
     """The variables whose gradients an optimizer reduces, and the optimizer's own variables (`hvdlite.start_check.Trained`)."""

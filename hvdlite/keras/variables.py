@@ -14,19 +14,6 @@ from hvdlite.keras.library import keras
 from hvdlite.process_sets import ProcessSet, global_process_set, root_arguments
 from hvdlite.runtime import RUNTIME
 
-__all__ = [
-    "Held",
-    "broadcast_call",
-    "broadcast_global_variables",
-    "broadcast_variables",
-    "dtype_of",
-    "facts_of",
-    "identity_of",
-    "is_among",
-    "read",
-    "variables_of",
-]
-
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:
     """Always raises an error, as in Horovod with TensorFlow 2: an eager program has no list of all variables.

@@ -25,8 +25,6 @@ from hvdlite.launcher.slurm import read_allocation
 from hvdlite.tuning import files
 from hvdlite.tuning.place import cpu_name
 
-__all__ = ["CHECKS", "Finding", "cgroup_limits", "framework", "judged", "smoke"]
-
 _MIB = 1 << 20
 _SMOKE_SECONDS = 120.0
 

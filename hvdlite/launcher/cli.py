@@ -15,8 +15,6 @@ from hvdlite.launcher.command import Wishes
 from hvdlite.launcher.job import GRACE_SECONDS, JobOutcome, LaunchedJob, told_to_end
 from hvdlite.launcher.output import RankOutput
 
-__all__ = ["Subcommand", "main", "make_parser", "program_of", "report", "subcommands"]
-
 _EPILOG = """\
 examples:
   hvdlite run -n 4 python train.py --epochs 3

@@ -11,8 +11,6 @@ from hvdlite.launcher.hosts import Host, format_hosts, is_local, total_slots
 from hvdlite.launcher.mpirun import Mpirun
 from hvdlite.launcher.rank import ASKS
 
-__all__ = ["BY_SSH", "PASSED", "LauncherCommand", "Wishes", "mpirun_line", "names_binding", "passed_names", "srun_line"]
-
 # The variables that ranks on other hosts get: those about computing, and those about the locations of libraries. All other
 # variables (HOME, HOSTNAME, SSH_*...) belong to the host.
 PASSED = (

@@ -4,8 +4,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-__all__ = ["SHELLS", "add_flags", "generate", "run", "subparsers"]
-
 SHELLS = ("bash", "zsh", "fish")
 _WHERE = """\
 where to put the script:

@@ -12,8 +12,6 @@ from hvdlite.launcher import checks, on_hosts
 from hvdlite.launcher.checks import Finding
 from hvdlite.launcher.host_checks import examine_hosts
 
-__all__ = ["add_flags", "examine", "render", "run", "verdict"]
-
 # The meaning of each mark in front of a line.
 _LEGEND = "ok: it works   WARN: it could work better   FAIL: a required part does not work   -: it is missing and not required"
 _MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "none": "-   "}

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["STALL_SECONDS", "Answer", "JobFigures", "RankFigures", "figures_of_job", "figures_of_rank"]
-
 # The answer of a rank (hvdlite/live_view.py). For a rank that did not answer in time, the key "silent" is true.
 Answer = Mapping[str, Any]
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.knobs import KNOBS, MEANINGLESS, Knob
 
-__all__ = ["HOROVODRUN", "REFUSED", "CommandFlag", "add_to", "settings"]
-
 
 @dataclass(frozen=True)
 class CommandFlag:

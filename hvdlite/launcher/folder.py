@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["private_folder"]
-
 _OWNER = "owner"  # a file that is locked while the folder is in use; the lock of a killed process is released
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from hvdlite.launcher.rank import rank_of
 
-__all__ = ["CALL", "load_outcome", "main", "make_exception", "pickler"]
-
 CALL = "call.pkl"
 
 

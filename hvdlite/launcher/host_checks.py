@@ -12,8 +12,6 @@ from hvdlite.launcher.checks import Finding, judged
 from hvdlite.launcher.command import BY_SSH
 from hvdlite.launcher.hosts import parse_hosts
 
-__all__ = ["compare", "examine_hosts", "judge"]
-
 _FACTS_SECONDS, _MEASURE_SECONDS = 60.0, 180.0
 # In seconds. If the clocks of two hosts differ by more, the hosts' log lines are hard to compare.
 _CLOCK = 0.1

@@ -3,8 +3,6 @@
 The programs are texts, like those in `hvdlite.launcher.probes`, because the launcher itself loads neither MPI nor the engine.
 """
 
-__all__ = ["FACTS", "MEASURE"]
-
 # Prints the facts about a host. The program loads MPI but does not initialise MPI, so it works even where no job can start.
 FACTS = """
 import fcntl, importlib.metadata, json, os, platform, socket, struct

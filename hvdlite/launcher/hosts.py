@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["Host", "format_hosts", "is_local", "parse_hostfile", "parse_hosts", "read_hostfile", "total_slots"]
-
 _NAME = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+")
 _OPEN_MPI_WORDS = ("slots", "max_slots", "max-slots")
 

@@ -22,8 +22,6 @@ from hvdlite.launcher.output import LauncherStream, RankExit, RankOutput, first_
 from hvdlite.launcher.plan import LaunchPlan
 from hvdlite.launcher.rank import ASKS, HEADER, Segments, at_parent_end, short_path
 
-__all__ = ["GRACE_SECONDS", "NOT_LAUNCHED", "JobOutcome", "LaunchedJob", "told_to_end"]
-
 GRACE_SECONDS = 30.0  # the time in which programs have to end after the job is told to end
 _TERM_SECONDS = 8.0  # the time in which mpirun has to end the job
 # Open MPI's mpirun prints this text if it fails before it has started any rank, which happens on busy machines.

@@ -13,8 +13,6 @@ from hvdlite.config import outside_of_jobs
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher.probes import LOADED_MPI, probe
 
-__all__ = ["Loaded", "Mpirun", "ask_mpi4py", "ask_mpirun", "choose", "find", "identify"]
-
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 
 

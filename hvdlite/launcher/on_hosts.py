@@ -20,8 +20,6 @@ from hvdlite.launcher.hosts import Host, format_hosts, parse_hosts
 from hvdlite.launcher.job import JobOutcome, LaunchedJob, told_to_end
 from hvdlite.launcher.output import RankOutput
 
-__all__ = ["add_flags", "run_on_hosts"]
-
 _GRACE = 1.0  # the seconds in which the programs have to end when they are told to end
 
 

@@ -12,8 +12,6 @@ from typing import TextIO
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.rank import MARK
 
-__all__ = ["LauncherStream", "RankExit", "RankOutput", "first_failure", "last_output", "parse_marked"]
-
 _TAIL_LINES = 400  # kept of each stream of a rank
 _LAST_LINES = 30  # shown of a rank that failed without a traceback
 _STREAMS = {"o": "stdout", "e": "stderr"}

@@ -17,20 +17,6 @@ from hvdlite.launcher.command import LauncherCommand, Wishes, mpirun_line, names
 from hvdlite.launcher.hosts import Host, parse_hosts, read_hostfile, total_slots
 from hvdlite.launcher.slurm import Allocation, choose_plugin, read_allocation
 
-__all__ = [
-    "LAUNCHERS",
-    "LaunchPlan",
-    "add_flags",
-    "add_job_flags",
-    "allocated_hosts",
-    "job_words",
-    "make",
-    "positive",
-    "refuse_nested",
-    "seconds",
-    "words_of",
-]
-
 LAUNCHERS = ("auto", "mpirun", "srun")
 
 

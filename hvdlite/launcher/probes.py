@@ -10,8 +10,6 @@ from typing import Any
 
 from hvdlite.config import outside_of_jobs
 
-__all__ = ["CUDA", "ENGINE", "FRAMEWORK", "LOADED_MPI", "MPI", "SMOKE", "probe"]
-
 _MARK = "hvdlite-probe:"
 _SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found), flush=True)\n"
 # Probes import the same hvdlite as this process, and not one in the current folder, such as the source tree.

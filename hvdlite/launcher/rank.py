@@ -26,8 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ASKS", "HEADER", "MARK", "Segments", "at_parent_end", "core_share", "cores", "local_place", "rank_of", "short_path"]
-
 # The header of a message on the socket: its kind (h: hello, o: stdout, e: stderr, x: exit), and the length of its payload.
 HEADER = struct.Struct("!cI")
 # For each signal that asks the program to end, the signal that Open MPI's mpirun forwards instead. The program gets the

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher.hosts import Host
 
-__all__ = ["Allocation", "choose_plugin", "expand_nodes", "expand_tasks", "read_allocation"]
-
-
 _NO_STEP = 0xFFFFFFF0  # this id and higher ones do not belong to steps of srun, but for example to the batch script
 
 

@@ -20,8 +20,6 @@ from hvdlite.launcher.figures import Answer, JobFigures, figures_of_job
 from hvdlite.launcher.hosts import parse_hosts
 from hvdlite.launcher.view_agent import EVERY_JOB, looks
 
-__all__ = ["EPILOG", "JobViewer", "LooksTogether", "add_flags", "choose_job", "run"]
-
 EPILOG = """\
 examples:
   hvdlite top                          your job on this host, if it is the only one

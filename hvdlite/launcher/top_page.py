@@ -10,8 +10,6 @@ from rich.text import Text
 
 from hvdlite.launcher.figures import JobFigures, RankFigures
 
-__all__ = ["draw", "page"]
-
 _UNKNOWN = "-"
 _BAR = 20  # the length of a bar, in characters
 _LAST_CALLS = 2  # the number of calls that are shown of a Python stack

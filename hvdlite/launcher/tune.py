@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.launcher import plan
 
-__all__ = ["EPILOG", "add_flags", "command", "run"]
-
 EPILOG = """\
 hvdlite tune compares two settings at a time: it measures both alternately, in one job. It takes a setting only if the
 setting's gain is larger than the noise, and if the setting is faster than the defaults in a final comparison; otherwise the

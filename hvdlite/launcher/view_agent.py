@@ -14,8 +14,6 @@ from typing import Any
 
 from hvdlite import view_socket
 
-__all__ = ["EVERY_JOB", "look", "looks", "main"]
-
 EVERY_JOB = "-"
 _AT_ONCE = 32  # the number of ranks that are asked at the same time
 _PATIENCE = 1.0  # the seconds in which a rank has to answer

@@ -10,8 +10,6 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.tensorflow.gradients import Gradient
 from hvdlite.tensorflow.variables import identity_of
 
-__all__ = ["LocalAggregation"]
-
 # A function of gradients, their variables, and this rank's weight.
 Reduce = Callable[[list[Gradient], list[Any], Any], list[Gradient]]
 

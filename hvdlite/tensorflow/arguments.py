@@ -15,8 +15,6 @@ from hvdlite.requests import OP_NAMES, Adasum, Average, Sum, resolve_op
 from hvdlite.tensorflow.gradients import Gradient, allreduce_gradients
 from hvdlite.tensorflow.variables import identity_of
 
-__all__ = ["Reduction"]
-
 
 @dataclass(frozen=True)
 class Reduction:

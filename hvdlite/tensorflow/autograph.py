@@ -9,8 +9,6 @@ import tensorflow as tf
 from hvdlite.errors import HvdliteError
 from hvdlite.tensorflow.errors import make_tensorflows
 
-__all__ = ["as_written"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

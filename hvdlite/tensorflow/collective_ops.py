@@ -33,23 +33,6 @@ from hvdlite.tensorflow.names import numbered
 from hvdlite.tensorflow.tensors import is_inexact, shares_of
 from hvdlite.tensorflow.xla import require_no_xla
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "plain_op",
-    "rank",
-    "reducescatter",
-    "size",
-]
-
-
 _NO_CODEC: Mapping[str, int] = {}
 
 

@@ -16,8 +16,6 @@ from hvdlite.tensorflow.autograph import as_written
 from hvdlite.tensorflow.functions import broadcast_calls
 from hvdlite.tensorflow.variables import of_tensorflow
 
-__all__ = ["check_consistency"]
-
 
 @as_written
 def check_consistency(

@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from hvdlite.errors import ERRORS, HvdliteError
 
-__all__ = ["make_tensorflows"]
-
 
 def _both(own: type[HvdliteError], status: str) -> type[HvdliteError]:
     theirs = getattr(tf.errors, f"{status.title().replace('_', '')}Error")

@@ -27,8 +27,6 @@ from hvdlite.tensorflow.sparse import allreduce_slices
 from hvdlite.tensorflow.tensors import settle_for_dense
 from hvdlite.tensorflow.xla import in_xla_context
 
-__all__ = ["Gradient", "allreduce_gradients"]
-
 Gradient = Any  # tf.Tensor, tf.IndexedSlices or None
 
 

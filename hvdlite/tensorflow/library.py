@@ -24,8 +24,6 @@ from tensorflow.python.eager import context
 import hvdlite
 from hvdlite import config
 
-__all__ = ["LIBRARY", "is_asynchronous", "load"]
-
 # Texts for results of the op HvdliteStreamSelfTest (csrc/bindings/tensorflow/ops.h); 1 means success. After the result 0, which
 # proves nothing, the test is repeated with more work.
 _VERDICTS = {

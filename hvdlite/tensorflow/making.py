@@ -36,8 +36,6 @@ from hvdlite.tensorflow import xla
 from hvdlite.tensorflow.library import is_asynchronous, load
 from hvdlite.xla import TensorGroup
 
-__all__ = ["bits_of", "factor_of", "make"]
-
 # The name of the graph's collection that contains the anchor.
 _ANCHORS = "hvdlite_anchors"
 # The number of elements of a captured anchor. Captured tensors of up to 128 elements become constants of a function.

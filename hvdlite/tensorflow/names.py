@@ -17,8 +17,6 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-__all__ = ["collective_name", "normalise", "numbered"]
-
 _taken: WeakKeyDictionary[tf.Graph, Counter[str]] = WeakKeyDictionary()
 
 

@@ -18,8 +18,6 @@ from hvdlite.tensorflow.start_check import OPTIMIZER
 from hvdlite.tensorflow.tape import LocalSources, Wrapping, gradient_names
 from hvdlite.tensorflow.tensors import as_weight
 
-__all__ = ["DistributedOptimizer"]
-
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,

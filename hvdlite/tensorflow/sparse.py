@@ -10,8 +10,6 @@ from hvdlite.requests import OP_NAMES, Average, Sum
 from hvdlite.tensorflow import collective_ops
 from hvdlite.tensorflow.tensors import is_inexact, shares_of
 
-__all__ = ["allreduce_slices"]
-
 
 def allreduce_slices(
     slices: tf.IndexedSlices,

@@ -29,8 +29,6 @@ from hvdlite.tensorflow.library import load
 from hvdlite.tensorflow.variables import of_tensorflow
 from hvdlite.tensorflow.xla import in_xla_context
 
-__all__ = ["OPTIMIZER", "TAPE", "ReducerWording", "after_comparison"]
-
 # The number of the next start check, for each pair of a prefix (`ReducerWording.prefix`) and the ranks of a process set.
 _serials: defaultdict[tuple[str, tuple[int, ...]], Iterator[int]] = defaultdict(itertools.count)
 _flags = itertools.count()

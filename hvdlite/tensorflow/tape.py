@@ -21,8 +21,6 @@ from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_compariso
 from hvdlite.tensorflow.tensors import as_weight, shares_of
 from hvdlite.tensorflow.variables import identity_of
 
-__all__ = ["DistributedGradientTape", "LocalSources", "PartialDistributedGradientTape", "Wrapping", "gradient_names"]
-
 _Pairs = list[tuple[Any, Gradient]]
 
 

@@ -13,8 +13,6 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.process_sets import ProcessSet
 from hvdlite.submission import check_weight, check_weighted
 
-__all__ = ["as_tensor", "as_weight", "is_inexact", "settle_for_dense", "shares_of"]
-
 
 def as_tensor(operation: str, value: Any, name: str | None = None) -> tf.Tensor:
     """A dense tensor that can be sent.

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["identity_of", "of_tensorflow"]
-
 
 def of_tensorflow(variable: Any) -> Any:
     """The ``tf.Variable`` inside a variable of Keras 3. Any other object is returned unchanged."""

@@ -22,8 +22,6 @@ from hvdlite.tensorflow.library import LIBRARY, load
 from hvdlite.tensorflow.tensors import is_inexact, shares_of
 from hvdlite.xla import TensorGroup, describe
 
-__all__ = ["broadcast_from", "grouped_allreduce", "in_xla_context", "require_no_xla"]
-
 _REMEDY = "set jit_compile=False (an argument of model.compile in Keras, and of tf.function)"
 _SELF_TEST_TEXT = "hvdlite's self-test"
 

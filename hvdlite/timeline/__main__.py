@@ -12,8 +12,6 @@ from hvdlite.timeline.advice import advice
 from hvdlite.timeline.analysis import analyse
 from hvdlite.timeline.report import page
 
-__all__ = ["add_arguments", "main", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of both subcommands, for this program and for ``hvdlite timeline``."""

@@ -11,8 +11,6 @@ from hvdlite.timeline.analysis import Analysis, common
 from hvdlite.timeline.files import Span
 from hvdlite.timeline.tails import Tail, busiest_calls, find_tail
 
-__all__ = ["advice"]
-
 # Advice is given only if it concerns more than this share of the time.
 _NOTHING = 0.05
 # For a FusedOp of fewer bytes, the latency takes longer than the transfer of the data.

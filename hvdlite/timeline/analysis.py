@@ -10,8 +10,6 @@ from statistics import median
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.timeline.files import Span, Trace, TracedOperation, align, matches
 
-__all__ = ["Analysis", "LateRank", "RankAnalysis", "Share", "analyse"]
-
 
 @dataclass
 class Share:

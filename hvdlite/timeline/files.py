@@ -12,8 +12,6 @@ from typing import Any
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["STACK", "Trace", "TracedOperation", "align", "file_of_rank", "files_of_job", "merge", "read", "stacks_file"]
-
 Span = tuple[float, float]  # begin and end, microseconds
 Event = dict[str, Any]
 

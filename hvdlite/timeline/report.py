@@ -11,8 +11,6 @@ from hvdlite.timeline.analysis import Analysis, Share, common, length_within, un
 from hvdlite.timeline.files import Span, Trace
 from hvdlite.timeline.tails import busiest_calls
 
-__all__ = ["page"]
-
 _WIDTH = 900
 _COMPUTE, _EXPOSED, _IDLE, _HIDDEN = "#4c78a8", "#e45756", "#f2b447", "#54a24b"
 _MOST_STEPS = 300  # more bars would be too narrow to see

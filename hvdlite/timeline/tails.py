@@ -9,8 +9,6 @@ from statistics import median
 from hvdlite.timeline.analysis import RankAnalysis, length_within, union
 from hvdlite.timeline.files import Span
 
-__all__ = ["Tail", "busiest_calls", "find_tail"]
-
 # Each step has a value in microseconds, such as its time. A step is slow if its value is above _TIMES_MEDIAN times the median
 # of the values, and above the median plus _PART_OF_STEP of the time of a usual step.
 _TIMES_MEDIAN = 3.0

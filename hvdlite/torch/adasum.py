@@ -20,8 +20,6 @@ from hvdlite.torch.parameter_gradient import ParameterGradient
 from hvdlite.torch.start_check import leaves_of_gradients, make_check
 from hvdlite.torch.steps import is_inner_step
 
-__all__ = ["AdasumStep"]
-
 
 class AdasumStep:
     """The hooks before and after the steps of one optimizer."""

@@ -18,8 +18,6 @@ from hvdlite.requests import OP_NAMES
 from hvdlite.torch.gpu import CPU, gpu_of
 from hvdlite.torch.parameter_gradient import ParameterGradient, declared_dtype
 
-__all__ = ["AgreedGradients", "ReducerSettings", "agree"]
-
 
 @dataclass(frozen=True)
 class ReducerSettings:

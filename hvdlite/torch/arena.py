@@ -32,8 +32,6 @@ from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 if TYPE_CHECKING:
     from hvdlite._engine import Arena
 
-__all__ = ["ArenaPlace", "make_places"]
-
 SMALLEST = 64 * 1024  # bytes; the copy of a smaller gradient takes more time than it saves
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)  # missing in older versions
 _ALIGNMENT = 64  # bytes; the gradients of two parameters share no cache line

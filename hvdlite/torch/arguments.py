@@ -13,8 +13,6 @@ from hvdlite.process_sets import ProcessSet
 from hvdlite.requests import OP_NAMES, Adasum, Average, Sum, resolve_op
 from hvdlite.torch.plan import Groups
 
-__all__ = ["checked_op", "name_groups", "name_parameters", "require_initialized"]
-
 
 def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
     """Checks the reduce operator with the arguments that depend on it, and returns the number of the operator.

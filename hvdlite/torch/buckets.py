@@ -9,8 +9,6 @@ every addition, never depends on which gradient was ready first.
 
 from collections.abc import Hashable, Sequence
 
-__all__ = ["cut_buckets"]
-
 
 def cut_buckets(kinds: Sequence[Hashable], sizes: Sequence[int], limit: int, first_limit: int) -> list[list[int]]:
     """Cuts a list of tensors into buckets of one kind each.

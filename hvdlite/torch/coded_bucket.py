@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hvdlite.handles import Handle
     from hvdlite.torch.reducer import Reducer
 
-__all__ = ["CodedBucket", "CodedGradient", "are_finite", "scale_of"]
-
 # For each key (`CodedBucket._key`) of a coded bucket of any optimizer: the in-flight bucket that its last launch has made.
 _in_flight: WeakValueDictionary[tuple[str, int], InFlightBucket] = WeakValueDictionary()
 

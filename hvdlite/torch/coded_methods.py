@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 else:
     _Optimizer = object  # the class below is mixed into subclasses of torch.optim.Optimizer
 
-__all__ = [
-    "KEY",
-    "CodedMethods",
-    "bucket_codec_of",
-    "check_compression_and_groups",
-    "codings_of",
-    "compression_of",
-    "load_coding",
-    "refuse_unknown_scale",
-    "share_after_joins",
-]
-
 KEY = "hvdlite_compression"  # the key of the compression's state in a state dict
 _STEP_OF_SCALER = torch.cuda.amp.GradScaler.step.__code__  # torch.amp.GradScaler.step has the same code
 _OWN = "residual"  # the key of the part of a gradient's state that differs between ranks

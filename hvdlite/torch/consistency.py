@@ -17,8 +17,6 @@ from hvdlite.torch.leaves import leaf_of
 from hvdlite.torch.state import broadcast_calls
 from hvdlite.torch.steps import is_inner_step
 
-__all__ = ["check_consistency"]
-
 
 def check_consistency(
     *objects: Any, every: int | None = None, buffers: bool = False, process_set: ProcessSet | None = None

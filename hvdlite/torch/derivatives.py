@@ -9,8 +9,6 @@ from hvdlite.backends import backend_of
 from hvdlite.backends.torch import without_memory
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["needs_grad", "only_once", "require_values"]
-
 
 def needs_grad(*tensors: Any) -> bool:
     """Does autograd record an operation on these objects? Objects that are not tensors do not count."""

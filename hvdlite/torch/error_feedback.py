@@ -12,8 +12,6 @@ from torch.nn.functional import pad
 from hvdlite.compression import BucketCodec, Codec, describe_compression
 from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 
-__all__ = ["ErrorFeedback", "decoded"]
-
 _LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 _SMALLEST = 2.0**-100  # blocks whose largest magnitude is below this become zeros
 

@@ -13,18 +13,6 @@ import torch
 
 from hvdlite.backends.torch import BACKEND
 
-__all__ = [
-    "CPU",
-    "StreamsOfBucket",
-    "current_stream",
-    "events_of",
-    "follow",
-    "gpu_of",
-    "is_reachable",
-    "order_after",
-    "reachable",
-]
-
 CPU = -1  # the engine's number for host memory
 _IS_CUDA = getattr(torch.version, "hip", None) is None  # torch also calls AMD's GPUs cuda
 

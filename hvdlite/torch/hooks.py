@@ -5,8 +5,6 @@ from typing import Any
 
 from hvdlite._engine import GradientHook, GradientState, PassDriver
 
-__all__ = ["AtEnd", "fetch_ahead", "install"]
-
 
 class AtEnd:
     """A callback for the end of a graph task, which is one run of autograd (`hvdlite.torch.passes`).

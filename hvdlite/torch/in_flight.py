@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hvdlite._engine import Engine, Work
     from hvdlite.torch.reducer import Reducer
 
-__all__ = ["Bucket", "DenseBucket", "InFlightBucket", "Item", "SparseBucket", "has_moved", "suffix_of_pass", "turn_of"]
-
 # The names of requests contain the number of the reduction in its training step, modulo _TURNS. So ranks that make different
 # numbers of reductions in a training step get an error, unless all these numbers are multiples of _TURNS.
 _TURNS = 4

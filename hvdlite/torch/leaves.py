@@ -8,8 +8,6 @@ import torch
 
 from hvdlite.leaves import Leaf
 
-__all__ = ["leaf_of"]
-
 
 def leaf_of(name: str, tensor: torch.Tensor) -> Leaf:
     """The leaf of a dense tensor.

@@ -13,8 +13,6 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 from hvdlite.requests import Flag
 from hvdlite.torch.gpu import CPU, gpu_of
 
-__all__ = ["ParameterGradient", "WireForm", "declared_dtype", "is_dense", "store_dense"]
-
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Does a tensor cover a block of memory without holes or overlaps? Only then ``empty_like`` keeps the tensor's strides."""

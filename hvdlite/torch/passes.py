@@ -26,8 +26,6 @@ from torch.autograd import Variable
 from hvdlite._engine import PassDriver
 from hvdlite.errors import HvdliteError
 
-__all__ = ["TOO_MANY_PASSES", "EndOfTask", "current_task", "is_nested", "when_task_ends"]
-
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
     "backward_passes_per_step to accumulate gradients locally."

@@ -16,8 +16,6 @@ from hvdlite.torch.coded_methods import bucket_codec_of
 from hvdlite.torch.in_flight import Bucket, DenseBucket, SparseBucket
 from hvdlite.torch.parameter_gradient import ParameterGradient, WireForm
 
-__all__ = ["Groups", "make_buckets"]
-
 Groups = Sequence[Sequence[str]] | int | None  # lists of parameters' names, a number of groups, or None
 
 

@@ -25,8 +25,6 @@ import torch
 from hvdlite.compression import BucketCodec, PowerSGD, describe_compression
 from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 
-__all__ = ["PowerSGDCodec", "multiply", "orthonormalize"]
-
 _PIECE = 1 << 17  # elements of a product that are computed together, so that they stay in a processor's caches
 # If the subtraction of earlier columns leaves at most this fraction of a column's squared norm, the rest is rounding noise.
 _NOISE = 2.0**-40

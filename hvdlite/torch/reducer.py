@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from hvdlite._engine import Arena, Engine
     from hvdlite.handles import Handle
 
-__all__ = ["Reducer", "owner_of"]
-
 _owners: dict[int, "weakref.ref[Reducer]"] = {}  # by the id of the parameter; the reducer keeps the parameter alive
 
 

@@ -18,8 +18,6 @@ from hvdlite.errors import InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from hvdlite.torch.sharded_parameter import Sharded
 
-__all__ = ["described", "entries_of", "merged", "require_slices", "template"]
-
 _SEPARATOR = "."  # with which DCP joins the keys of nested dictionaries
 _UNSLICED = ".unsliced"  # ends the key of a tensor that looks like slices
 

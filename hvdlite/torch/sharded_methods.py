@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 else:
     _Optimizer = object  # the class below is mixed into subclasses of torch.optim.Optimizer
 
-__all__ = ["ShardedMethods", "connect"]
-
 
 def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Callable[[], None]]:
     """Makes the steps of an optimizer update only this rank's part. Call it after all other hooks are installed.

@@ -8,8 +8,6 @@ import torch
 
 from hvdlite.ownership import owners_of
 
-__all__ = ["Bounds", "Sharded", "assign_largest_first", "cut_evenly", "flat_view", "order_of"]
-
 # Parameters are cut at multiples of this number of elements. torch's kernels compute whole SIMD vectors of a tensor, and may
 # round the elements that remain at its end in another way. If torch computes a tensor in one thread, these cuts have the effect
 # that each element is rounded as in the whole parameter. If torch uses several threads, elements remain at the end of each

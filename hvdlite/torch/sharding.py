@@ -30,8 +30,6 @@ from hvdlite.torch.parameter_gradient import is_dense
 from hvdlite.torch.sharded_parameter import Bounds, Sharded, assign_largest_first, cut_evenly, flat_view
 from hvdlite.torch.steps import change_closure, is_inner_step
 
-__all__ = ["ShardedState", "check_shard", "sharded_state_of"]
-
 # These optimizers update each element by itself, so the update of a slice has the same bits as that of the whole parameter
 # (sharded_parameter.py names one exception).
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD")

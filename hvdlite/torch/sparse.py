@@ -9,8 +9,6 @@ import torch
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.torch.gpu import is_reachable
 
-__all__ = ["join_rows", "rows_of"]
-
 
 def rows_of(
     grad: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype, sparse_dim: int

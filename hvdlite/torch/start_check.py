@@ -16,8 +16,6 @@ from hvdlite.torch.parameter_gradient import ParameterGradient
 from hvdlite.torch.sharding import sharded_state_of
 from hvdlite.torch.state import broadcast_calls, broadcast_optimizer_state, broadcast_parameters
 
-__all__ = ["TrainedByTorch", "leaves_of_gradients", "make_check"]
-
 
 class TrainedByTorch:
     """The parameters that one optimizer trains, and the optimizer's state for them (`hvdlite.start_check.Trained`).

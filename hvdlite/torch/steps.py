@@ -17,8 +17,6 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["ParameterWatch", "change_closure", "is_inner_step", "reach_steps", "wrap_step"]
-
 _STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # the code of the function that calls a step's hooks
 
 

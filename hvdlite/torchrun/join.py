@@ -23,8 +23,6 @@ from hvdlite.startup import import_mpi
 from hvdlite.torchrun.server import ServerArguments
 from hvdlite.view_socket import bound_socket, is_trusted
 
-__all__ = ["join_as"]
-
 _PAUSE = 0.02  # seconds between two attempts to connect
 _WARN_AFTER = 60.0  # seconds
 _MAPS = "/proc/self/maps"

@@ -9,8 +9,6 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LOST", "Hub", "Send", "receive", "send_on"]
-
 Send = Callable[[dict[str, Any], bytes], None]
 """A function that sends a message to a node, or to the hub: a header, which is a JSON object, and bytes."""
 

@@ -16,8 +16,6 @@ from typing import Any
 
 from hvdlite.errors import UnsupportedError
 
-__all__ = ["SUCCESS", "OnFence", "PmixServer", "Reply"]
-
 SUCCESS = 0
 _DONE_AT_ONCE = -157  # PMIX_OPERATION_SUCCEEDED: the call has done its work, and will make no callback
 _NOT_SUPPORTED = -47  # PMIX_ERR_NOT_SUPPORTED

@@ -21,8 +21,6 @@ from hvdlite.torchrun.nodes import LOST, Hub, Send, receive, send_on
 from hvdlite.torchrun.pmix import PmixServer, Reply
 from hvdlite.view_socket import is_trusted
 
-__all__ = ["NodeServer", "ServerArguments"]
-
 _HANDSHAKE = 10.0  # the seconds within which a node must send the key
 
 

@@ -20,8 +20,6 @@ from hvdlite.tuning.parameters import TUNABLE
 from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.search import Settings, Value
 
-__all__ = ["FORMAT", "check_writable", "default_path", "differences", "kept", "load", "save"]
-
 FORMAT = 1  # grows by one when the meaning of anything in the file changes
 
 _BY_NAME = {knob.name: knob for knob in KNOBS}

@@ -9,31 +9,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "ACCUMULATE",
-    "ALL_METHODS",
-    "AUTO_METHODS",
-    "BF16",
-    "FORWARD",
-    "INT4",
-    "INT8",
-    "LEAST_GAIN",
-    "LOW_RANK_SIDE",
-    "NONE",
-    "POWERSGD",
-    "ExchangeMethod",
-    "Gradients",
-    "HostLink",
-    "advice",
-    "bucket_sizes",
-    "choose",
-    "describe",
-    "find_link",
-    "format_seconds",
-    "step_seconds",
-    "table",
-]
-
 # A less accurate method is chosen only if it makes a step shorter by at least this share and by at least these seconds.
 LEAST_GAIN, _LEAST_SAVING = 0.1, 1e-3
 FORWARD = 1 / 3  # the share of the computation before the first gradient: a backward pass takes twice as long as a forward one

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from hvdlite.config import Config
 from hvdlite.tuning.search import Parameter, Value
 
-__all__ = ["TUNABLE", "JobShape", "keeps_bits", "parameters"]
-
 _KIB, _MIB = 1 << 10, 1 << 20
 
 # The values to try. Sizes are powers of two around the default.

@@ -9,8 +9,6 @@ from typing import Any
 from hvdlite._version import __version__
 from hvdlite.tuning.parameters import JobShape
 
-__all__ = ["JobPlace", "boot_id", "cpu_name"]
-
 
 @dataclass(frozen=True)
 class JobPlace:

@@ -10,8 +10,6 @@ from hvdlite.knobs import KNOBS
 from hvdlite.tuning.place import JobPlace
 from hvdlite.tuning.search import Comparison, SearchResult, Settings, Value
 
-__all__ = ["Report", "changes", "format_settings", "to_csv", "to_evidence", "to_text"]
-
 _BUSY = 0.5  # of load for each core
 _KINDS = {knob.name: knob.kind for knob in KNOBS}
 

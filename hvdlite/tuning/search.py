@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-__all__ = ["Comparison", "Parameter", "Rules", "SearchResult", "Settings", "Value", "chance", "search"]
-
 Value = int | float | str
 Settings = Mapping[str, Value]
 _Take = Callable[[Settings], Sequence[float]]  # takes a sample: the seconds of each case

@@ -53,7 +53,7 @@ def test_every_name_of_the_package_can_be_fetched():
         hvdlite.allreduc  # noqa: B018
 
 
-CORE = ["errors", "basics", "runtime", "process_sets", "handles", "ops", "objects", "compression", "data", "elastic.state"]
+CORE = ["errors", "basics", "process_sets", "handles", "ops", "objects", "compression", "data", "elastic.state"]
 
 
 @pytest.mark.parametrize("name", CORE)

@@ -18,8 +18,6 @@ from hvdlite.partition import partition
 from hvdlite.requests import Kind
 from hvdlite.xla import TensorGroup
 
-__all__ = ["BACKEND"]
-
 
 class JaxKerasBackend(KerasBackend):
     """Reduces all gradients of a step in one call, because XLA runs the calls of a program one after another.

@@ -20,9 +20,6 @@ from hvdlite.tensorflow.gradients import allreduce_gradients
 from hvdlite.tensorflow.start_check import TAPE, ReducerWording, after_comparison
 from hvdlite.tensorflow.tensors import as_tensor, as_weight
 
-__all__ = ["BACKEND"]
-
-
 _LOOP = ReducerWording("DistributedOptimizer", "keras_loop", TAPE.remedy, "gradients")
 _SHARDED_LOOP = ReducerWording(
     "DistributedOptimizer",

@@ -14,8 +14,6 @@ from hvdlite.requests import Max
 from hvdlite.submission import check_weight
 from hvdlite.torch.gpu import reachable
 
-__all__ = ["BACKEND"]
-
 
 class TorchWeightTotal:
     """A `WeightTotal` of numbers."""

@@ -4,8 +4,6 @@ from typing import Any
 
 from hvdlite.keras.elastic import KerasState
 
-__all__ = ["TensorFlowKerasState"]
-
 
 class TensorFlowKerasState(KerasState):
     """As `hvdlite.keras.elastic.KerasState`.

@@ -22,8 +22,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CallCounter", "current_counter", "install", "origin", "unnumbered"]
-
 
 class CallCounter:
     """Counts collectives and callbacks, so that each gets a number.

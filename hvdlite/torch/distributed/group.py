@@ -33,8 +33,6 @@ from hvdlite.torch.distributed.tensors import check_own_output, check_same_dtype
 from hvdlite.torch.distributed.work import HvdliteWork
 from hvdlite.torch.sparse import join_rows, rows_of
 
-__all__ = ["HvdliteProcessGroup", "create_group"]
-
 Tensor = torch.Tensor
 
 _OPS = (

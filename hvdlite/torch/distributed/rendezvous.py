@@ -30,8 +30,6 @@ from hvdlite.errors import InvalidArgumentError
 from hvdlite.objects import broadcast_object
 from hvdlite.runtime import RUNTIME
 
-__all__ = ["check_place", "install", "make_store"]
-
 _TIMEOUT = timedelta(minutes=30)  # torch's default for all backends but NCCL
 
 # torch's stubs lack some of these names.

@@ -6,8 +6,6 @@ import torch
 
 from hvdlite.errors import InvalidArgumentError
 
-__all__ = ["check_own_output", "check_same_dtype", "flat_of", "split_into", "target_for", "writing"]
-
 Tensor = torch.Tensor
 
 

@@ -25,8 +25,6 @@ from hvdlite.errors import AbortedError, InvalidArgumentError, OperationTimeoutE
 from hvdlite.handles import Handle
 from hvdlite.torch.gpu import events_of, order_after
 
-__all__ = ["HvdliteWork"]
-
 _Future = torch.futures.Future[Any]
 
 # If only C++ code of torch before 2.7 holds a Work, its C++ part stays alive, but Python frees the object with the methods

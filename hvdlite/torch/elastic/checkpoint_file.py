@@ -12,8 +12,6 @@ from hvdlite.basics import cross_rank, local_rank, rank
 from hvdlite.errors import SystemFailure
 from hvdlite.objects import allgather_object, broadcast_object
 
-__all__ = ["CheckpointFile"]
-
 _HOSTS = 2  # the number of hosts that have the file; if one of them is lost, the other one has it
 
 

@@ -14,8 +14,6 @@ from hvdlite.torch.elastic.random_numbers import copied_numbers, restore_numbers
 from hvdlite.torch.elastic.state import ModelStateHandler, OptimizerStateHandler, StateDictHandler, copied_to_host
 from hvdlite.torch.sharding import sharded_state_of
 
-__all__ = ["Commit", "JobState", "Snapshot"]
-
 
 @dataclass(frozen=True)
 class Snapshot:

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["copied_numbers", "restore_numbers"]
-
 
 def _memory_of(value: object) -> bytes:
     """The memory of an object without its header, in which the references are counted."""

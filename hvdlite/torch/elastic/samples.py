@@ -12,8 +12,6 @@ import torch.utils.data
 
 from hvdlite.torch.elastic.random_numbers import copied_numbers, restore_numbers
 
-__all__ = ["SeededSamples"]
-
 
 class SeededSamples(torch.utils.data.Dataset[Any]):
     """Loads the samples of another dataset. A sample's random numbers depend on the seed, the epoch and the sample's index.
