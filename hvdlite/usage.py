@@ -169,7 +169,8 @@ class Stats:
         if slowest is not None:
             waited = 1e3 * self.waited_for_seconds[slowest] / parts
             lines.append(
-                f"  last to ask    rank {slowest}, of {self.slowest_share:.0%} of the operations; waited for {waited:.3f} ms"
+                f"  last to ask    rank {slowest}, of {self.slowest_share:.0%} of the operations; "
+                f"this rank waited {waited:.3f} ms for it"
             )
         if self.failed_operations:
             lines.append(f"  failed         {self.failed_operations} operations")

@@ -138,7 +138,7 @@ def make_places(
     begins = list(accumulate((-(-nbytes // _ALIGNMENT) * _ALIGNMENT for _, nbytes in chosen), initial=0))
     total = begins.pop()
     if not total:
-        return None, f"no gradient in host memory of at least {SMALLEST} bytes is reduced in place"
+        return None, f"no gradient of at least {SMALLEST} bytes is in host memory and reduced in place"
     if RUNTIME.config.allreduce_algorithm != "auto":
         return None, f"HVDLITE_ALLREDUCE_ALGORITHM={RUNTIME.config.allreduce_algorithm} cannot use an arena"
     arena, reason = make_arena(total, name, process_set)

@@ -98,7 +98,8 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     sizes: list[int] = []
     for gradient, form in forms.items():
         # A frozen parameter gets no gradient, and a bucket with trained parameters would wait for it until the pass is over. So
-        # frozen parameters have buckets of their own. All gradients of a bucket are on one device.
+        # frozen parameters have buckets of their own. Gradients on different devices have different buckets, too. (With
+        # `together` all are in host memory.)
         kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
         number = wanted.get(gradient.name)
         kinds.append((number, *(kind[-1:] if together else kind)))

@@ -7,15 +7,15 @@
 //
 // An operation of any size starts if nothing runs in its lane. Otherwise it starts if fewer than kMaxRunning operations run in
 // the lane, with fewer than kMaxRunningBytes bytes in all, and the newest of them has begun all its collectives. Operations of
-// a lane may end in any order: their messages have different tags, and only one of them at a time uses the shared memory.
+// a lane may end in any order: their messages have different tags, and only one operation at a time uses the shared memory.
 //
 // All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
 // next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
 // number on any member.
 //
-// All members prepare an operation in the same way, because preparation_of() reads only the requests, the set and the knobs. A
-// member that cannot prepare the operation, for example because the member has no value, announces the operation as not
-// prepared. Then no member calls execute_prepared().
+// All members that prepare an operation prepare it in the same way, because preparation_of() reads only the requests, the set
+// and the knobs. If a member cannot prepare the operation, for example because the member has no value, it announces the
+// operation as not prepared. Then no member calls execute_prepared().
 #include "engine/execution/execution.h"
 
 #include <algorithm>
@@ -35,8 +35,8 @@ using collectives::Preparation;
 namespace {
 
 // A prepared operation of at most this size in shared memory is not recorded as started, because recording would take longer
-// than the operation itself. So Usage counts no moving time for the operation, and no bus bytes, because docs/stats.md divides
-// bus bytes by the moving time.
+// than the operation itself. So Usage counts no moving time for the operation. It counts no bus bytes either: the bandwidth is
+// their quotient.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of an operation in bytes, as nccl-tests count it: for an allgather the whole result, which has `gathered`
@@ -238,8 +238,8 @@ void Execution::enqueue(Set& set, QueuedOperation operation) {
                       set.host->members->size());
   if (first.arena != 0) ++shared_.counters.arena_ops;
   if (first.on_gpu()) {
-    // device_lane() comes before next_tag(): a new lane takes tags for its link, so the operation's tag comes after the link's
-    // tags on all members.
+    // device_lane() comes before next_tag(): a new lane takes tags for its DeviceLink, so the operation's tag comes after these
+    // on all members.
     DeviceLane& lane = device_lane(set, operation.entries);
     operation.tag = next_tag(set);
     return lane.enqueue(std::move(operation));
@@ -255,7 +255,7 @@ std::uint32_t Execution::next_tag(Set& set) const {
 }
 
 // The set's first GPU operation makes the lane. That operation has the same place in the order on all members, so the members
-// give the link's messages the same tags.
+// give the messages of the DeviceLink the same tags.
 DeviceLane& Execution::device_lane(Set& set, const std::vector<Entry>& entries) {
   auto lane = device_lanes_.find(set.host->id);
   if (lane == device_lanes_.end()) {

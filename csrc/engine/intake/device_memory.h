@@ -21,8 +21,8 @@ std::string address_text(const void* address);
 
 // Remembers which pages are on a GPU according to the driver, because training steps use the same memory again and again. Asks
 // the driver about a page that is not in the table; two pages with the same place in the table replace each other. Does not
-// notice when memory is freed and its addresses then belong to another GPU or to the host. The table need not notice this: its
-// purpose is to answer a wrong pointer with an error text instead of a crash.
+// notice when memory is freed and its addresses then belong to another GPU or to the host, so a few wrong pointers pass. The
+// check only helps users: a wrong pointer that it finds gives an error text instead of a crash.
 class KnownAddresses {
  public:
   // Checks that the page of this address is on the request's GPU. Null passes.

@@ -9,7 +9,8 @@
 // plan depends on nothing but the arguments: no time, no address, no order of a hash table. Members have equal lists
 // (set_negotiation.cc, set_port.cc), so all make the same plan and exchange nothing for it.
 //
-// It is enough to compare each operation with the first one of its FusedOp, because compatible() asks for equal values.
+// It is enough to compare each operation with the first one of its FusedOp: compatible() only asks whether fields are equal, so
+// what is compatible with the first operation is compatible with all.
 #include "engine/negotiation/fusion_planner.h"
 
 namespace hvdlite::engine {
@@ -23,8 +24,8 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   const Request& request = *agreed.request;
   if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
-  // In place of an absent value, a fusion buffer in host memory has zeros. They are the identity only of sums, so for another
-  // op every member must have a value.
+  // A fusion buffer in host memory has zeros in place of an absent value, and zero is the identity only of sums. So operations
+  // of another op are fused only if every member has a value, in GPU memory as well.
   return agreed.contributors == ranks;
 }
 
@@ -37,7 +38,7 @@ bool compatible(const AgreedOperation& one, const AgreedOperation& other) {
          a.on_gpu() == b.on_gpu() && a.wire == b.wire && a.codec == b.codec &&
          a.prescale == b.prescale && a.postscale == b.postscale && a.group_hash == b.group_hash &&
          a.arena == b.arena && a.weighted == b.weighted &&
-         (!a.weighted || a.in_group());  // a group has one weight
+         (!a.weighted || a.in_group());  // only operations of one group surely have one weight
 }
 
 }  // namespace

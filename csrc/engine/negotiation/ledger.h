@@ -4,8 +4,8 @@
 // The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
 // and content (a hash of everything that must agree). The first announcement makes a cell in the table. Each announcement sets
 // the bit of its member in the cell. The last one takes the cell out and appends "complete" to the log. Each member reads the
-// log when it can, and executes the entries in order. So an agreement costs each member one short critical section, and only
-// members that ask need to be awake.
+// log when it can, and executes the entries in order. So an agreement costs each member one short critical section, and a
+// member that sleeps delays it only until the member announces the unit.
 //
 // Operations on which the members do not agree in this way go to the coordinator in messages. The ledger keeps these two ways
 // of agreement apart:
@@ -13,24 +13,26 @@
 //   announce ----> waits ----(last bit)----> complete       execute it
 //                    |
 //                    +--(other content, or the coordinator got the same key in a message)--> diverted
-//                    +--(the ledger was closed: join, leave, failure, verdict, full table)-> closed
+//                    +--(the ledger was closed: join, leave, failure, deadlock, full table)-> closed
 //
 //   diverted: members that have announced the unit read this in the log and send their requests to the coordinator. A member
 //   that announces it later is told at once to send its request. The diverted cell stays until the coordinator has decided the
 //   unit.
 //   closed: members send the requests of all units to the coordinator, and the table is emptied. The coordinator opens the
 //   ledger again.
-//   list n: the place of the coordinator's n-th response list among the agreements of the ledger.
+//
+// The log also has entries "list n". Such an entry gives the coordinator's n-th response list its place among the agreements.
 //
 // Every unit is agreed exactly once, here or by the coordinator, and all members see one order, because
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
-//  2. a member announces only when it has read the whole log (up_to_date). So an entry that it reads after the announcement
-//     never concerns an older announcement of the same key;
-//  3. the coordinator diverts the key of every request that it accepts. The member that sent the request announces this key
-//     here only after the decision. So while the coordinator counts a key, no unit with this key can complete here, and all
-//     members that ask for it send their requests, too;
-//  4. a decision of the coordinator takes the keys' cells out of the table in the same critical section that puts the list
-//     into the log, and the coordinator forgets pending diversions of these keys: no diverted cell outlives the decision;
+//  2. a member announces only when it has read the whole log (up_to_date). So all entries that concern its earlier
+//     announcements of this key are read by then, and a later entry concerns the new announcement;
+//  3. the coordinator diverts the key of every request that it accepts, and then all members that ask for this unit send their
+//     requests, too. The member that sent the first request announces the key here only after the decision. So from the first
+//     request to the decision no unit with this key can complete here;
+//  4. when the coordinator puts a list into the log, it takes the cells of all decided keys out of the table in the same
+//     critical section, and forgets those of these keys that it has not yet diverted. So no diverted cell outlives the
+//     decision;
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
 //     after that. A member that fails tries to close the ledger, too, for some milliseconds. It need not read the log, because
 //     it executes nothing more.
@@ -38,14 +40,13 @@
 // (complete, diverted, closed, or a list that decides the unit). tests/unit/test_ledger.py walks through every interleaving of
 // small cases.
 //
-// A member that dies, or fails, while it holds the lock stops the other members' steps, but not the members: they try again
-// later, and meanwhile learn of the death or failure. What the holder had appended since it took the lock is never visible.
+// Each step (try_... of Agreement) is one critical section. If a member dies, or fails, while it holds the lock, all steps of
+// the others are refused. They do not wait: they try again later, and meanwhile learn of the death or failure. What the holder
+// had appended since it took the lock is never visible.
 //
-// Each step (try_... of Agreement) is one critical section.
-//
-// Thread: the holder of a rank's progress token calls that rank's object. Owns: this rank's place in the log, and a share of
-// the channel: while the channel exists, this rank counts as a user of the region (SharedChannel). Blocks: never; try_abandon
-// may take some milliseconds.
+// Thread: the holder of a rank's progress token calls that rank's object. Owns: this rank's place in the log, and a reference
+// to the region's SharedChannel, by which this rank counts as a user of the region. Blocks: never; try_abandon may take some
+// milliseconds.
 // Throws: Error(Internal) if what it reads in the shared memory is impossible.
 #pragma once
 
@@ -146,8 +147,8 @@ class Ledger final : public Agreement {
   int index_;
   std::uint64_t everyone_;  // a bit for each member
   std::uint32_t serial_;
-  // Numbers of log entries. read_: those that this member has read. tail_: all. tail_at_lock_: all at the moment at which this
-  // member took the lock.
+  // How many entries the log has had: tail_ now, tail_at_lock_ when this member took the lock. read_: how many of them this
+  // member has read.
   std::uint64_t read_ = 0;
   std::uint64_t tail_ = 0;  // valid while this member holds the lock
   std::uint64_t tail_at_lock_ = 0;
