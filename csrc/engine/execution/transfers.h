@@ -28,7 +28,7 @@ class Transfers {
   Transfers(transport::Transport& transport, SharedState& shared, DeviceWatcher& watcher)
       : transport_(transport), shared_(shared), staging_(shared.devices, watcher) {}
 
-  // Start a transfer. The sender and the receiver must start the payloads from one to the other in the same order.
+  // Start a transfer. A sender and its receiver must start the transfers from this sender to this receiver in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
   // Copies the payload of a small message, which came in the Offer, and ends the receive.
