@@ -2,7 +2,7 @@
 //
 //    execute() ──────────────────────────► enqueue ──► waiting ──► start ──► running ──► step ──► finish
 //    execute_prepared(): allreduce (kParts), ─┘
-//                        or of several tensors
+//                        or of several tensors       kParts: each member reduces some of the elements for all members
 //                        all others ──► run_prepared ──► finish, in no lane
 //
 // An operation of any size starts if nothing runs in its lane. Otherwise it starts if fewer than kMaxRunning operations run in

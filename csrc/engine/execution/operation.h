@@ -50,9 +50,9 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// While operations run in a lane, the lane starts another one only if they are fewer than kMaxRunning and have fewer bytes than
-// kMaxRunningBytes. The limits are high enough that other operations move data while one waits for other ranks. Higher limits
-// would take too much memory.
+// While operations run in a lane, the lane starts another one only if the running ones are fewer than kMaxRunning and have
+// fewer than kMaxRunningBytes bytes in all. The limits are high enough that other operations move data while one waits for
+// other ranks. Higher limits would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 

@@ -72,7 +72,7 @@ class Transfers {
     transport::PayloadWriter out;
     transport::PayloadReader in;
   };
-  // Transfers to and from one other rank that have not been given to the transport. With streams, the first transfer of each
+  // The transfers to and from one other rank, without those that the transport has. With streams, the first transfer of each
   // direction moves, and the later ones wait. Without streams, only sends wait here: the transport gets receives at once, and
   // sends in their order, each when its tensor is in host memory.
   struct Queues {
