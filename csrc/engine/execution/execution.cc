@@ -1,21 +1,21 @@
 // The way of an operation on host memory:
 //
 //    execute() ──────────────────────────► enqueue ──► waiting ──► start ──► running ──► step ──► finish
-//    execute_prepared(): allreduce in parts, ─┘
-//                        or of several tensors
+//    execute_prepared(): allreduce (kParts), ─┘
+//                        or of several tensors       kParts: each member reduces some of the elements for all members
 //                        all others ──► run_prepared ──► finish, in no lane
 //
 // An operation of any size starts if nothing runs in its lane. Otherwise it starts if fewer than kMaxRunning operations run in
 // the lane, with fewer than kMaxRunningBytes bytes in all, and the newest of them has begun all its collectives. Operations of
-// a lane may end in any order: their messages have different tags, and only one operation at a time uses the shared memory.
+// a lane may end in any order, because they do not disturb each other: their messages have different tags, and only one
+// operation at a time uses the shared memory.
 //
-// All members give an operation the same tag: they execute the operations of a set in the same order, and count them in
-// next_operation. The set's two lanes (host and GPU memory) share this count. A prepared operation that needs no lane takes no
-// number on any member.
+// All members give an operation the same tag: they execute a set's operations in the same order, and count them in
+// next_operation. The set's lanes (host and GPU memory) share this count. No member counts a prepared operation without a lane.
 //
 // All members that prepare an operation prepare it in the same way, because preparation_of() reads only the requests, the set
 // and the knobs. If a member cannot prepare the operation, for example because the member has no value, it announces the
-// operation as not prepared. Then no member calls execute_prepared().
+// operation as not prepared. In this case no member calls execute_prepared().
 #include "engine/execution/execution.h"
 
 #include <algorithm>
@@ -35,8 +35,8 @@ using collectives::Preparation;
 namespace {
 
 // A prepared operation of at most this size in shared memory is not recorded as started, because recording would take longer
-// than the operation itself. So Usage counts no moving time for the operation. It counts no bus bytes either: the bandwidth is
-// their quotient.
+// than the operation itself. So Usage counts no time of moving data for the operation. Usage counts no bus bytes for it either,
+// because users divide bus bytes by that time to get the bandwidth.
 constexpr std::size_t kTinyBytes = 64;
 
 // The payload of an operation in bytes, as nccl-tests count it: for an allgather the whole result, which has `gathered`
@@ -80,7 +80,7 @@ std::vector<std::byte> packed(std::span<const Entry> unit) {
 // The pool keeps memory of this many times the fusion threshold: enough for the operations that usually run at the same time.
 constexpr std::size_t kPoolThresholds = 4;
 
-// A forced algorithm applies to host tensors only. For GPU tensors the algorithm is always chosen automatically.
+// An algorithm that a knob forces is for host tensors only. For GPU tensors the algorithm is always chosen automatically.
 collectives::Selection unforced(const collectives::Selection& selection) {
   collectives::Selection result;
   result.deterministic = selection.deterministic;
@@ -153,7 +153,7 @@ bool Execution::share_memory(SetId set) const {
 // --- operations -------------------------------------------------------------------------------------------------------
 
 // These operations are not prepared: those for which this rank has no value, those without bytes, those on GPUs, weighted ones
-// (because the weights are exchanged first), and those in an arena (because the members read its tensors where they lie).
+// (because the weights are exchanged first), and those on tensors in an arena (because the members read these where they lie).
 Preparation Execution::preparation_of(const SharingSet& set, std::span<const Entry> unit) const {
   const auto cannot = [](const Entry& entry) {
     const Request& request = *entry.request;
@@ -185,7 +185,7 @@ std::optional<InlinePayload> Execution::prepare(SetId set, std::span<const Entry
     payload.packed = std::make_shared<const std::vector<std::byte>>(packed(unit));
     payload.input = *payload.packed;
   } else if (request.kind != OpKind::kBroadcast || request.root == transport_.rank()) {
-    // Nobody needs the input of a broadcast's receivers.
+    // Of a broadcast, the members need only the root's input.
     payload.input = {static_cast<const std::byte*>(entry.input), request.bytes()};
   }
   if (share_ledger(known)) collectives::prepare(*known.shared.channel, payload.input);

@@ -4,16 +4,16 @@
 // as device_lane.h and transfers.h say; close() also as DeviceWatcher::stop(). Throws: as operation.h says.
 //
 // A process set has one lane for its operations on host memory and, from its first GPU operation on, a second lane for its
-// operations on GPU memory (device_lane.h). Lanes cannot deadlock: no lane waits for another, and if a member knows of the
-// oldest unfinished operation of a lane, the member has started this operation (on GPU memory: as soon as the lane's link is
-// up).
+// operations on GPU memory (device_lane.h). Lanes cannot deadlock, for two reasons. No lane waits for another. And a member
+// starts an agreed operation at the latest when all older operations of the lane have ended on this member (on GPU memory: and
+// the lane's link has come up).
 //
 // Small operations are prepared (collectives/prepared.h): before the members agree on such an operation, each member puts its
 // input where the other members will look for it, or into the message that announces the operation. If all members have
 // prepared the operation, it usually ends as soon as it is agreed, without waiting in a lane. Two kinds of prepared operations
-// pass through the lane nevertheless: an allreduce in which each member reduces some of the elements for all members
-// (Preparation::kParts), because the members then exchange the reduced elements, and an allreduce of several tensors, because
-// it needs a fusion buffer.
+// pass through the lane nevertheless. One is an allreduce in which each member reduces some of the elements for all members
+// (Preparation::kParts): afterwards the members exchange the reduced elements. The other is an allreduce of several tensors,
+// which needs a fusion buffer.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +42,8 @@ class Execution {
   // Adds a set that has been granted these regions. Returns the object through which the members agree in a ledger in shared
   // memory, or null if they cannot share a ledger.
   std::unique_ptr<Agreement> add_set(const ProcessSet& set, const Regions::Grant& regions);
-  // As Effects::share_staging. Call it before the set's first operation on GPU memory, because that operation makes the GPU
-  // lane.
+  // As Effects::share_staging. Call it before the set's first operation on GPU memory: that operation makes the GPU lane, and a
+  // lane keeps the regions that the set has at that time.
   void share_staging(SetId set, const Regions::Grant& regions);
   // Call it when all operations of this set have ended.
   void remove_set(SetId set);
@@ -54,7 +54,7 @@ class Execution {
   // As Effects::prepare. If the members share a ledger, prepare() also copies this rank's input to the place where the other
   // members will look for it.
   std::optional<InlinePayload> prepare(SetId set, std::span<const Entry> unit);
-  // As Effects::execute_prepared, called when all members have prepared the operation.
+  // As Effects::execute_prepared. Call it only if all members have prepared the operation.
   void execute_prepared(SetId set, std::vector<Entry>& unit,
                         std::vector<std::vector<std::byte>> payloads);
   void execute(SetId set, FusedOp fused, std::vector<Entry> entries);

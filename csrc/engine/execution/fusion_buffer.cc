@@ -1,6 +1,6 @@
 // A lease remembers the capacity of its buffer, because give_back() keeps the buffer in a map by its capacity. get() takes the
-// smallest kept buffer that is large enough, unless that buffer is far too large. There are few different capacities, so a
-// training step that fuses other tensors than the last training step often finds the same buffers:
+// smallest kept buffer that is large enough, unless that buffer is far too large. If a training step fuses other tensors than
+// the last step, it often finds fitting buffers nevertheless, because there are few different capacities:
 //
 //    asked         1 B     5000 B   700 KiB   1.1 MiB     9 MiB    65 MiB
 //    capacity      4 KiB   8 KiB    1 MiB     1.125 MiB   9 MiB    72 MiB

@@ -12,7 +12,7 @@
 // streams of one operation differ in the channel. So no rank takes a message of one operation or stream for a message of
 // another.
 //
-// A rank reads a tile when the flag of the tile's owner in the region has reached the tile's number. Each set that gets a
+// A rank reads another member's tile when that member's flag in the region has reached the tile's number. Each set that gets a
 // region has a larger generation than all sets that had the region before. So the flags that earlier sets have left in the
 // region are smaller than the tile numbers of the new set, and only mean "not yet". Sets are numbered in the order in which
 // they are added (SetId::epoch), but this number cannot serve as the generation: the set of all ranks has the smallest epoch,
@@ -42,7 +42,8 @@ int operation_bits(const transport::Transport& transport) {
   return transport.tag_bits() - collectives::kChannelBits - kSetBits;
 }
 
-// In tags, operations have numbers below this limit. The limit itself is the number of all point-to-point payloads.
+// In tags, operations have numbers below this limit. The payloads of sends and receives have the limit itself in the place of
+// such a number.
 std::uint32_t operation_limit(const transport::Transport& transport) {
   return (std::uint32_t{1} << operation_bits(transport)) - 1;
 }

@@ -50,9 +50,9 @@ struct SharingSet : ProcessSet {
 };
 using SharingSetPtr = std::shared_ptr<const SharingSet>;
 
-// While operations run in a lane, the lane starts another one only if they are fewer than kMaxRunning and have fewer bytes than
-// kMaxRunningBytes. The limits are high enough that other operations move data while one waits for other ranks. Higher limits
-// would take too much memory.
+// While operations run in a lane, the lane starts another one only if the running ones are fewer than kMaxRunning and have
+// fewer than kMaxRunningBytes bytes in all. The limits are high enough that other operations move data while one waits for
+// other ranks. Higher limits would take too much memory.
 inline constexpr std::size_t kMaxRunning = 16;
 inline constexpr std::size_t kMaxRunningBytes = std::size_t{256} << 20;
 
@@ -63,8 +63,8 @@ void check_tags(const transport::Transport& transport);
 // of a set repeat after operation_limit() (operation.cc) operations of the set. So two operations of a set have different tags
 // if their numbers differ by less than operation_limit().
 std::uint32_t tag_of(const transport::Transport& transport, SetId set, std::uint32_t operation);
-// The tag of all point-to-point payloads; no operation has this tag. One tag is enough, because a sender and its receiver start
-// the payloads between them in the same order.
+// The tag of all payloads of sends and receives; no Operation has this tag. One tag is enough, because a sender and its
+// receiver start the payloads between them in the same order.
 std::uint32_t point_to_point_tag(const transport::Transport& transport);
 
 // How ranks combine their values for this request. An Average divides by `divisor`.
@@ -78,8 +78,8 @@ struct QueuedOperation {
   // entries[i] is this rank's entry of fused.parts[i]. An entry without a request means that this rank has joined.
   std::vector<Entry> entries;
   std::uint32_t tag = 0;
-  // Only a prepared allreduce has payloads. payloads[i] comes from member i: that member's whole input, or the part of it that
-  // this rank reduces.
+  // Only a prepared allreduce has payloads. payloads[i] comes from member i: that member's whole input, or only those of its
+  // elements that this rank reduces.
   std::vector<std::vector<std::byte>> payloads{};
 };
 
@@ -90,7 +90,8 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  // The constructor does not start the operation: if start() throws, the operation still has the entries.
+  // The constructor does not start the operation, because an exception in the constructor would lose the entries. If start()
+  // throws, the operation still has them.
   virtual void start() = 0;
   // Returns true when finished. At that moment the entries' completions hold the results, but the owner has yet to mark the
   // completions done.

@@ -1,7 +1,7 @@
 // The ways of a payload, and the list that holds the entry meanwhile:
 //
 //    peer                             list              what moves the payload
-//    rank that shares the window      queues_           advance(): the payload stream, the first transfer of each direction
+//    rank that shares the window      queues_           payload stream: advance() moves each direction's first transfer
 //    other rank, a send               queues_, moving_  the transport, when the tensor is in host memory
 //    other rank, a receive            moving_           the transport, at once
 //    this rank                        own_              advance_own(): one copy, when the sent tensor is in host memory
@@ -207,8 +207,8 @@ void Transfers::tell_refusal(int peer, int error) {
                         "allows it");
 }
 
-// Asks the transport about each transfer in moving_, and then advances own_ and the queues. If no transfer is queued, the
-// function does not visit all peers.
+// Asks the transport about each transfer in moving_, and then advances own_ and the queues. If queued_ is 0, all queues are
+// empty, and the function does not visit them.
 bool Transfers::advance() {
   bool any = staging_.look_after();
   for (std::size_t place = 0; place < moving_.size();) {
@@ -273,7 +273,7 @@ void Transfers::retain_all(const base::Status& why) {
   queued_ = 0;
 }
 
-// Memory that a copy of the GPU may still use is never freed, even if the transport is done with it.
+// If a GPU may still copy from or to memory, the memory is never freed, even if the transport is done with it.
 void Transfers::close(bool memory_is_free) {
   for (StagedMemory& each : retained_) {
     if (!memory_is_free || each.is_copying) each.host.abandon();

@@ -28,7 +28,7 @@ class Transfers {
   Transfers(transport::Transport& transport, SharedState& shared, DeviceWatcher& watcher)
       : transport_(transport), shared_(shared), staging_(shared.devices, watcher) {}
 
-  // Start a transfer. The sender and the receiver must start the payloads from one to the other in the same order.
+  // Start a transfer. A sender and its receiver must start the transfers from this sender to this receiver in the same order.
   void send(Entry entry, int to);
   void receive(Entry entry, int from);
   // Copies the payload of a small message, which came in the Offer, and ends the receive.
@@ -72,7 +72,7 @@ class Transfers {
     transport::PayloadWriter out;
     transport::PayloadReader in;
   };
-  // Transfers to and from one other rank that have not been given to the transport. With streams, the first transfer of each
+  // The transfers to and from one other rank, without those that the transport has. With streams, the first transfer of each
   // direction moves, and the later ones wait. Without streams, only sends wait here: the transport gets receives at once, and
   // sends in their order, each when its tensor is in host memory.
   struct Queues {

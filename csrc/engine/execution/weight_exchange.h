@@ -30,8 +30,8 @@ class WeightExchange {
   bool counts_nothing() const { return counts_nothing_; }
 
  private:
-  // From start() to take(): the weights of the members, and as the last element the number of members that give notice.
-  // Otherwise empty.
+  // From start() to take(): the weights of the members, and as the last element the number of members that give notice. Empty
+  // before start() and after take().
   std::vector<double> weights_;
   bool counts_nothing_ = false;
 };

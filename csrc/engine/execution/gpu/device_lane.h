@@ -35,7 +35,7 @@ class DeviceLane {
   bool idle() const;
   // Has the GPU done all work of the operations that have ended?
   bool settled() const { return handed_over_.empty(); }
-  // Calls visit(const Entry&) for each entry that has not been handed over.
+  // Calls visit(const Entry&) for each entry of the operations that have not been handed over.
   template <typename Visit>
   void for_each(Visit visit) const {
     for (const QueuedOperation& waiting : waiting_) std::ranges::for_each(waiting.entries, visit);

@@ -27,8 +27,8 @@
 // member fails, that member takes no part in NCCL's operations. A kernel that waits for that member would never end.
 //
 // If the members have come to kJoining, each of them but member 0 sends one report, also if its communicator has failed or if
-// it has the verdict already. The reason is that member 0 has posted a receive for that report. Because the report comes in
-// every case, no message of the link is under way in kDone, and the link may be destroyed.
+// it has the verdict already. So the receives that member 0 has posted for the reports complete in every case, and no message
+// of the link is under way in kDone. This is why the link may then be destroyed.
 //
 // All members reach the same route and the same text of the reason, because they compute both from the cards, the invitation
 // and the verdict, which are equal on all members.

@@ -9,10 +9,10 @@
 //
 //   all       exchange cards: is there a GPU, which GPU and NCCL, which knobs              -> all choose the same route
 // and if that route is NCCL:
-//   member 0  NCCL's unique id, or why there is none                                       -> all
-//   all       ncclCommInitRankConfig without blocking; each polls its own communicator
+//   member 0  sends NCCL's unique id, or why there is none                                 -> all
+//   all       call ncclCommInitRankConfig without blocking; each polls its own communicator
 //   all       report to member 0: this rank's communicator is up, or why not
-//   member 0  verdict: all communicators are up, or why not                                -> all
+//   member 0  sends the verdict: all communicators are up, or why not                      -> all
 //
 // A rank whose communicator fails reports the failure at once. The verdict reaches the other ranks while their communicators
 // still wait for that rank. After the verdict the other ranks abort their communicators and report. So in every case each rank

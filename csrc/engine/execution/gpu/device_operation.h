@@ -1,5 +1,5 @@
-// The common part of operations on GPU memory: each input is ready at an event, tensors may lie on other GPUs than the set's
-// home GPU, and the end of the work is an event.
+// The base class of operations on GPU memory. It handles the events at which inputs are ready, tensors on other GPUs than the
+// set's home GPU, and the event at the end of the operation's work.
 // Thread, Throws: as operation.h says. Owns: its buffers, until the event after which they are free. Blocks: as operation.h
 // says, and while the home GPU's kernels are loaded, if no submission to that GPU has loaded them.
 //
@@ -35,8 +35,8 @@ class DeviceOperation : public Operation {
   void abandon() override;
   virtual bool is_nccl() const = 0;
   // True until a staged operation begins to move data; always false for an NCCL operation. Staged operations use shared host
-  // memory one after the other, so all members must begin to move their data in the lane's order. So of the operations for
-  // which awaits_turn() is true, the lane advances only the oldest.
+  // memory one after the other, so all members must begin to move the operations' data in the lane's order. So of the
+  // operations for which awaits_turn() is true, the lane advances only the oldest.
   virtual bool awaits_turn() const { return false; }
   // Valid after the operation has finished. Its event is null if no rank had a value, or if this rank has no GPU.
   HandedOver& handed_over() { return handed_over_; }

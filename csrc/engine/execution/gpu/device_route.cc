@@ -5,7 +5,7 @@
 //    some nccl, some staged         (not looked for)                  refused
 //    some staged                    (not looked for)                  staged
 //    any                            none                              nccl
-//    all auto                       some                              staged, and falls_back
+//    all auto                       some                              staged; falls_back is true
 //    some nccl                      no GPU or no NCCL on a member     refused
 //    some nccl                      versions differ, or two members   nccl: perhaps this NCCL works nevertheless
 //                                   share a GPU
@@ -76,7 +76,7 @@ void put_text(std::span<char> room, const std::string& text) {
   room[length] = '\0';
 }
 
-// The bytes come from another rank. If they have no end mark, the text ends with the field.
+// The bytes come from another rank. If they have no terminating zero, the text ends with the field.
 std::string get_text(std::span<const char> room) {
   return {room.begin(), std::find(room.begin(), room.end(), '\0')};
 }

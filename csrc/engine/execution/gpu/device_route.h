@@ -24,7 +24,7 @@ struct RouteCard {
   std::array<char, 220> why{};  // the error, if the rank could not open a GPU or NCCL
 };
 
-// kRefused: with the knob gpu_route, ranks demand different routes, or an impossible route.
+// kRefused: by the knob gpu_route, ranks demand different routes, or a rank demands NCCL although this is impossible.
 enum class Route { kNccl, kStaged, kRefused };
 
 struct RouteChoice {

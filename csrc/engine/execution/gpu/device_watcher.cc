@@ -1,6 +1,6 @@
-// The thread waits in the driver without the lock. So watch() never waits for the GPU. The thread has no pointer to the
-// DeviceWatcher; they share only the State. So the DeviceWatcher may be destroyed even if the thread has not ended when stop()
-// returns. Such a thread ends when the driver returns.
+// The completion thread (device_watcher.h) waits in the driver without the lock. So watch() never waits for the GPU. The thread
+// has no pointer to the DeviceWatcher; they share only the State. So the DeviceWatcher may be destroyed even if the thread has
+// not ended when stop() returns. Such a thread ends when the driver returns.
 //
 // The thread calls `ring` while it has the lock, and stop() clears `ring` while it has the lock. So no call of `ring` is under
 // way when stop() returns, even if the thread has not ended.

@@ -1,6 +1,6 @@
 // The states of a send, and the action of fetch() in each:
 //
-//    no memory                                        allocate it; give the watcher `ready`; go on as in the next two rows
+//    no memory                                        allocate it; give the watcher the event `ready`; go on as in row 2 or 3
 //    memory, no event `arrived`; tensor not ready     nothing
 //    memory, no event `arrived`; tensor ready         copy; record `arrived`; give it to the watcher; go on as in the last row
 //    memory and `arrived`                             look whether the GPU has reached `arrived`

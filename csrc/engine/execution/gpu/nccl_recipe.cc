@@ -6,19 +6,19 @@
 //    64-bit integers                the same                                  the wire dtype
 //    float16, bfloat16              float32 for sums, if a member asks        the wire dtype
 //                                   for float32 sums; else the same
-//    float32, float64               the request's wire dtype                  the wire dtype
+//    float32, float64               Request::wire_dtype()                     the wire dtype
 //    complex                        the same                                  two floats for each element (Recipe::parts)
 //
-// Where an Average is divided. Usually the divisor is the number of members. It is less if the Average does not count some of
-// the members that have joined:
+// The divisor of an Average is usually the number of members. It is less if the Average does not count some of the members that
+// have joined. Where the division happens:
 //
 //    floats and complex, unscaled, divisor = number of members > 1    by NCCL, as part of its operator Avg
 //    otherwise, if the wire dtype is float16                          when packed
 //    otherwise                                                        when unpacked
 //
 // For every operator the prescale is applied when a tensor is packed, and the postscale when it is unpacked. If nothing is
-// converted (Recipe::plain), NCCL can use a single tensor as it is. Examples are an unscaled Sum, and an Average that NCCL
-// divides, if the wire dtype is the tensor's dtype.
+// converted (Recipe::plain), NCCL can use a single tensor as it is. Examples, if the wire dtype is the tensor's dtype: an
+// unscaled Sum, and an Average that NCCL divides.
 #include "engine/execution/gpu/nccl_recipe.h"
 
 #include "kernels/kernels.h"
@@ -78,7 +78,8 @@ nccl::RedOp nccl_op(ReduceOp op) {
   }
 }
 
-// The dtype of the elements that NCCL reduces: the request's wire dtype, or a wider one in which the sum is more exact.
+// The dtype of the elements that NCCL reduces: Request::wire_dtype(), or another dtype that NCCL has or in which the sum is
+// more exact.
 DType wire_for(const Request& request, bool sums, bool float32_sums) {
   const bool average = request.op == ReduceOp::kAverage;
   switch (request.dtype) {

@@ -145,8 +145,8 @@ void StagedOperation::fetch_reduction() {
 
 // --- moving ---------------------------------------------------------------------------------------------------------
 
-// Sets stage_ to kMoving, and so ends awaits_turn(). Only after that the lane advances the next staged operation, because
-// collectives use shared memory in the order in which they are created.
+// Sets stage_ to kMoving, so that awaits_turn() becomes false. Only after that the lane advances the next staged operation,
+// because collectives use shared memory in the order in which they are created.
 void StagedOperation::move() {
   stage_ = Stage::kMoving;
   const Request& first = first_request();

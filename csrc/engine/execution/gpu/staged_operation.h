@@ -1,6 +1,6 @@
 // An operation on GPU memory that moves its data through host memory. On the staged route (chosen for example because two ranks
-// share a GPU, or one rank has no NCCL) all GPU operations of a set are of this class; on the NCCL route, those that NCCL
-// cannot do.
+// share a GPU, or one rank has no NCCL) all GPU operations of a set are of this class. On the NCCL route, only the operations
+// that NCCL cannot do are of this class.
 // Thread, Blocks, Throws: as device_operation.h says. Owns: what device_operation.h says, and the collective that moves the
 // copies.
 //
@@ -10,8 +10,8 @@
 //   returning   copy back, unpack, and record the operation's event
 //
 // A joined rank without a GPU takes part with ordinary memory instead of page-locked memory. If the members share memory for
-// staged operations (Sharing in collectives/comm.h), the collectives move data through it. Operations take turns there in the
-// order in which they begin to move data, which is the lane's order (device_lane.h).
+// staged operations (Sharing in collectives/comm.h), the collectives move data through it. Operations use this memory one after
+// the other, in the order in which they begin to move data, which is the lane's order (device_lane.h).
 #pragma once
 
 #include <memory>

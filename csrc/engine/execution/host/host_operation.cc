@@ -4,9 +4,9 @@
 //    allreduce, one tensor                   the tensor                        allreduce
 //    allreduce, several, scattered           the tensors where they lie        allreduce of many parts
 //    allreduce, several, packed              the fusion buffer                 pack, allreduce in place, unpack
-//    weighted allreduce                      the weights; then as above        the weights' allreduce, then that of the values
-//    prepared allreduce, whole payloads      the payloads; output or buffer    none: start() makes the result
-//    prepared allreduce, parts               the payloads; output or buffer    gather of the reduced parts
+//    weighted allreduce                      the weights; then as above        allreduce of the weights, then of the values
+//    prepared allreduce, whole inputs        the payloads; output or buffer    none: start() makes the result
+//    prepared allreduce, chunks of inputs    the payloads; output or buffer    gather of the reduced chunks
 //    allgather, alltoall, reducescatter      the tensor; Extents::place()      allgather, alltoall, reducescatter
 //    broadcast                               the output                        broadcast
 //    barrier                                 none                              barrier
@@ -123,8 +123,8 @@ void HostOperation::start_prepared_allreduce() {
     part.output = scratch(bytes());
     packed_ = true;
   }
-  // If each payload is a member's whole input, this rank makes the result at once. Otherwise each payload is the part that this
-  // rank reduces for all.
+  // If each payload is a member's whole input, this rank makes the result at once. Otherwise each payload is the chunk of a
+  // member's input that this rank reduces for all members.
   if (payloads().front().size() == bytes()) {
     collectives::allreduce_prepared(inputs, comm_.hosts(), part, reduction, tuning.isa);
   } else {
