@@ -85,7 +85,7 @@ class TorchState(ObjectState):
 class StateDictHandler(StateHandler):
     """For objects whose ``state_dict()`` has tensors and plain values. The base of all other handlers.
 
-    `save`, `restore` and `sync` do their work by `copied`, `load` and `receive`. `ElasticJob` calls these three methods directly.
+    `save`, `restore` and `sync` do their work by `copied`, `load` and `receive`. `ElasticJob` calls these three directly.
     """
 
     def copied(self) -> Any:
@@ -162,7 +162,7 @@ class SamplerStateHandler(StateDictHandler):
     """For an `ElasticSampler`: the epoch and the processed samples."""
 
     def sync(self) -> None:
-        """Gives all ranks the epoch of rank 0, and the samples that any rank has processed, as the processed samples.
+        """Gives all ranks the epoch of rank 0, and the union of all ranks' processed samples.
 
         Divides the other samples, and saves the result.
         """
