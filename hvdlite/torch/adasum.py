@@ -2,7 +2,7 @@
 
 As in Horovod, Adasum combines the changes of the parameters and not the gradients. So the combined changes include the
 optimizer's momentum, or Adam's scale of each element. Each rank keeps its own optimizer state.
-csrc/collectives/allreduce_adasum.cc has the algorithm and its source.
+csrc/collectives/allreduce_adasum.cc describes the algorithm and names the paper.
 """
 
 from collections.abc import Iterable
@@ -59,7 +59,9 @@ class AdasumStep:
         ]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Replaces this rank's step by the combined step of all ranks. Collective over the process set.
+        """Replaces the changes that this rank's step has made by the combined changes of all ranks.
+
+        Collective over the process set.
 
         Raises:
             HvdliteError: the ranks train different parameters, a rank failed, or Adasum does not take the dtype of a parameter.

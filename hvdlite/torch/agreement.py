@@ -1,5 +1,6 @@
-"""Before gradients are reduced, the ranks compare those settings and those properties of parameters that must be equal on all
-ranks. This file defines and compares them.
+"""Defines and compares what must be equal on all ranks: settings, and properties of parameters.
+
+The ranks make the comparison before they reduce gradients.
 """
 
 import hashlib
@@ -140,12 +141,13 @@ def agree(
 
 
 def _described(gradient: ParameterGradient, gpus: list[int]) -> str:
-    """A text with the properties of a parameter that must be equal on all ranks.
+    """A text with those properties of a parameter that must be equal on all ranks.
 
-    `gpus` are the GPUs of the parameters before this one. If this parameter is on another GPU, that GPU is appended.
+    `gpus` are the GPUs of the parameters before this one. If this parameter is on a GPU that is not in the list, this function
+    appends the GPU.
 
     Ranks have different GPUs. But parameters that share a GPU on one rank must share a GPU on every rank, because all gradients
-    of a bucket are on one GPU.
+    of a bucket are on one GPU. So the text does not contain the GPU's number, but its place in `gpus`.
     """
     param = gradient.param
     gpu = gpu_of(param)
@@ -163,13 +165,13 @@ def _described(gradient: ParameterGradient, gpus: list[int]) -> str:
 
 
 def _chosen_dtype(gradient: ParameterGradient) -> torch.dtype | None:
-    """The dtype of an unreduced gradient, if the parameter accepts gradients of any dtype; otherwise None."""
+    """The dtype of the parameter's gradient if it is unreduced and the parameter accepts gradients of any dtype; else None."""
     grad = gradient.param.grad
     return grad.dtype if grad is not None and gradient.dirty and declared_dtype(gradient.param) is None else None
 
 
 def _sparse_dim(gradient: ParameterGradient) -> int | None:
-    """The number of sparse dimensions of an unreduced sparse gradient; otherwise None."""
+    """The number of sparse dimensions of the parameter's gradient if it is unreduced and sparse; else None."""
     grad = gradient.param.grad
     if grad is None or not gradient.dirty or grad.layout is torch.strided:
         return None

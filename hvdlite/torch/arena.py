@@ -1,12 +1,13 @@
 """Places for gradients in an arena, which is memory that all ranks of a process set map.
 
-Each large gradient that is reduced in place has a place in the arena, at the same offset on all ranks. If the gradient of a
-parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each other's parts. (A copy is
-needed if the ranks' values of ``optimizer.weight`` differ, or with a codec between ranks.) If the gradient lies elsewhere on
-some rank, the ranks' requests differ, so the ranks agree by messages to reduce the gradient like any other tensor. So a program
-is free to assign any tensor to ``.grad`` between backward passes; at worst the reduction is slower.
+Each large gradient that is reduced in place (its memory receives the result) has a place in the arena, at the same offset on
+all ranks. If the gradient of a parameter is in its place on all ranks, it is reduced without a copy, because the ranks map each
+other's parts. (Even then a copy is needed if the ranks' values of ``optimizer.weight`` differ, or with a codec between ranks.)
+If the gradient lies elsewhere on some rank, the ranks' requests differ, so the ranks agree by messages to reduce the gradient
+like any other tensor. So a program is free to assign any tensor to ``.grad`` between backward passes; at worst this makes the
+reduction slower.
 
-Where ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor once to the gradient's place, and
+If ``.grad`` is None, autograd stores a new tensor. `ArenaPlace.move_in` copies this tensor once to the gradient's place, and
 assigns the copy to ``.grad``. The gradient stays there as long as the program zeroes it in place. If the program sets ``.grad``
 to None in every training step, an arena saves no time: there is a copy in every training step, and this copy moves about as
 many bytes as the reduction in the arena saves (compare the costs in csrc/collectives/allreduce_push.cc and allreduce_shm.cc).

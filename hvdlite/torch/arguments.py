@@ -15,7 +15,7 @@ from hvdlite.torch.plan import Groups
 
 
 def checked_op(op: int, predivide: float, average_passes: bool, process_set: ProcessSet) -> int:
-    """Checks the reduce operator with the arguments that depend on it, and returns the number of the operator.
+    """Checks the reduce operator and the arguments that depend on it. Returns the number of the operator.
 
     Raises:
         InvalidArgumentError: gradients cannot be reduced with this op, or this op does not allow the other arguments.

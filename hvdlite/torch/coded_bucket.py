@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hvdlite.handles import Handle
     from hvdlite.torch.reducer import Reducer
 
-# For each key (`CodedBucket._key`) of a coded bucket of any optimizer: the in-flight bucket that its last launch has made.
+# The in-flight bucket of each coded bucket's last launch, for all optimizers. The key is `CodedBucket._key`.
 _in_flight: WeakValueDictionary[tuple[str, int], InFlightBucket] = WeakValueDictionary()
 
 
@@ -86,8 +86,8 @@ class CodedBucket(Bucket):
     def __init__(self, label: str, members: Members, codec: BucketCodec, settings: ReducerSettings) -> None:
         super().__init__([gradient for gradient, _ in members])
         self._label = label
-        # The key is the same on all ranks. It has the set's number, because optimizers of different process sets may have the
-        # same labels.
+        # The key is the same on all ranks. It contains the number of the process set, because buckets of different process sets
+        # may have the same label.
         self._key = (label, settings.process_set.process_set_id or 0)
         self._members = members
         self._forms = dict(members)
@@ -107,7 +107,9 @@ class CodedBucket(Bucket):
         self._notice = False
 
     def launch(self, engine: "Engine", reducer: "Reducer", number: int, wake: bool) -> None:
-        """Submits the first round, and an allreduce that counts for each gradient the ranks that have it. See `Bucket.launch`.
+        """Submits the first round, and an allreduce that counts, for each gradient, the ranks that have it.
+
+        See `Bucket.launch`.
 
         Raises:
             InvalidArgumentError: the codec has no round, or the dtype of a gradient has changed.
@@ -164,8 +166,8 @@ class CodedBucket(Bucket):
     def wait(self, engine: "Engine", launched: InFlightBucket) -> None:
         """Waits for all rounds of launched buckets with smaller keys, of any optimizer, and then for the rounds of this bucket.
 
-        All rounds but the first start in this method. If one rank waited for optimizer A and another rank for optimizer B,
-        neither rank would start the round that the other rank needs. So all ranks wait in the order of the keys.
+        All rounds but the first start in this method. If one rank waited for optimizer A first and another rank for optimizer
+        B first, neither rank would start the round that the other rank needs. So all ranks wait in the order of the keys.
         """
         for key in sorted(_in_flight):
             other = _in_flight.get(key)

@@ -98,7 +98,7 @@ def load_coding(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | Non
                 coding[key] = value.clone() if isinstance(value, torch.Tensor) else value
     if saved is not None and not is_own:
         logging.getLogger("hvdlite").info(
-            "compression %s: rank %s of %s starts without a residual, because the loaded state is that of rank %s of %s",
+            "compression %s: rank %s of %s starts without a residual, because rank %s of %s saved the loaded state",
             describe_compression(settings.compression),
             *place,
             *saved["place"],
@@ -197,7 +197,7 @@ class CodedMethods(_Optimizer):
         save and load a file of its own. Without the key ``hvdlite_compression`` the compression starts without state.
 
         Raises:
-            InvalidArgumentError: the saved state belongs to another compression. Then nothing is loaded.
+            InvalidArgumentError: the saved state belongs to another compression. In this case nothing is loaded.
         """
         saved, text = state_dict.get(KEY), compression_of(self)
         if saved is not None and saved["compression"] != text:

@@ -31,8 +31,8 @@ def check_consistency(
         objects: the objects to compare:
 
             - modules: their parameters, frozen ones too. Buffers only with `buffers`.
-            - optimizers, wrapped or not: the state of each parameter (moments, step counters), and the options of each
-              parameter group that are numbers, texts, tensors or lists of these (learning rate, weight decay). The state is
+            - optimizers, wrapped or not: the state of each parameter (moments, step counters), and each option of a parameter
+              group whose value is a number, a text, a tensor or a list of these (learning rate, weight decay). The state is
               left out if it differs between ranks by design: with ``shard=True`` each rank has a part of it, and with
               ``op=hvd.Adasum`` each rank takes its own steps.
             - tensors, arrays, numbers, texts, and dicts, lists and tuples of all these, such as ``scheduler.state_dict()``.
@@ -51,9 +51,9 @@ def check_consistency(
     Raises:
         MismatchError: (on all ranks, with the same text) values differ; or the names, number, dtypes or shapes of the values
             differ; or the ranks passed different `every`. The text says which ranks differ and in how many values. It
-            gives the name, dtype and shape of the first value that differs, and the first element of this value that differs,
-            as each rank has it. With `every` this call compares no values: the optimizer's ``step()`` does, and raises this
-            error after the step. The text then names the step, and the last step after which all ranks were equal.
+            gives the name, dtype and shape of the first differing value, and this value's first differing element as each rank
+            has it. With `every` this call compares no values: the optimizer's ``step()`` compares them after the step, and
+            raises this error. In this case the text also names the step, and the last step after which all ranks were equal.
         InvalidArgumentError, UnsupportedError: this rank cannot read an object, such as a tensor of which each rank has a part
             (a sharded DTensor). The other ranks raise InvalidArgumentError; with `every` they raise MismatchError.
         InvalidArgumentError: (on this rank only) another argument is wrong; or, with `every`, the class of the optimizer does
@@ -166,5 +166,5 @@ def _leaves_of_tensor(tensor: torch.Tensor, path: str) -> list[Leaf]:
 
 
 def _is_plain(option: Any) -> bool:
-    """Is this an option whose value can be compared? Functions, for example, cannot."""
+    """Is this an option whose value can be compared? Functions, for example, cannot be compared."""
     return isinstance(option, Number | str | torch.Tensor) or (isinstance(option, list | tuple) and all(map(_is_plain, option)))

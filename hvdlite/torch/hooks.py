@@ -59,8 +59,8 @@ def fetch_ahead(expected: Sequence[tuple[Sequence[object], Sequence[Any]]]) -> N
     hooks of small gradients spend most of their time on cache misses.
 
     Args:
-        expected: a pair for each gradient: more objects that its hooks use, and the result of `install`. The pairs are in the
-            order in which backward will probably make the gradients.
+        expected: for each gradient a pair of lists: other objects that the gradient's hooks use, and the result of `install`.
+            The pairs are in the order in which backward will probably make the gradients.
 
     """
     following: list[object] = []

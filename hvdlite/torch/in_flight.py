@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from hvdlite._engine import Engine, Work
     from hvdlite.torch.reducer import Reducer
 
-# The names of requests contain the number of the reduction in its training step, modulo _TURNS. So ranks that make different
-# numbers of reductions in a training step get an error, unless all these numbers are multiples of _TURNS.
+# A request's name contains the number of its reduction in the training step, modulo _TURNS. So if one rank makes more
+# reductions in a training step than another rank, the ranks get an error, unless both counts are multiples of _TURNS.
 _TURNS = 4
 
-# One request of a bucket: the state of the gradient, its tensor (None if this rank has no gradient), the memory that is sent,
-# and the context for decoding.
+# One gradient of an in-flight bucket: the gradient's state, its tensor (None if this rank has no gradient), the memory that is
+# sent, and the context for decoding.
 Item = tuple[ParameterGradient, torch.Tensor | None, torch.Tensor, Any]
 Items = Sequence[Item] | Sent
 # The members of a bucket, and their forms on the wire.
@@ -46,7 +46,7 @@ class InFlightBucket:
         bucket: the bucket that was launched.
         works: the engine's work for all items, which also keeps the memory alive; for a `CodedBucket` a handle for each round.
             Before the submission the list is empty, or its only work has the number 0.
-        items: the requests, in order.
+        items: one item for each gradient, in the order of the bucket.
         outcomes: empty until all items have ended; then for each item an error, or what the bucket's `store` takes.
         streams: on a GPU, the CUDA streams whose later work may reuse the memory; the first is the stream that was current at
             the launch.

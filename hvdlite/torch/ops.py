@@ -1,8 +1,8 @@
 """The collectives of `hvdlite.ops` for torch tensors, differentiable where Horovod's are.
 
-The functions that wait and return a new tensor have gradients. The in-place functions and the ``_async`` functions have no
-gradients: they are those of `hvdlite.ops`, and `sparse_allreduce_async` of this file. Autograd does not see the changes that
-in-place functions make. The gradients follow Horovod's convention:
+The functions that wait and return a new tensor have gradients. In-place functions and ``_async`` functions have no gradients:
+`hvdlite.ops` has these functions, and this file adds `sparse_allreduce_async`. Autograd does not see the changes that in-place
+functions make. The gradients follow Horovod's convention:
 
 - allreduce (except with Adasum) and alltoall: the gradient of the sum of all ranks' losses;
 - allgather and broadcast: the gradient of that sum, divided by the number of ranks;
@@ -10,8 +10,9 @@ in-place functions make. The gradients follow Horovod's convention:
 
 The backward of a function is itself a collective: all ranks that have not joined must run it. Ranks that have joined count as
 if their incoming gradients were zero. If the call had no name, all ranks must run its backward and their other collectives
-without names in the same order. A backward can be differentiated again (``create_graph=True``), by the convention of the
-collective that it calls. A Product can be differentiated only once.
+without names in the same order. A Product can be differentiated only once. The backward of every other function can be
+differentiated again (``create_graph=True``); the second derivative follows the convention of the collective that this backward
+calls.
 
 This file has over 400 lines, because every function has Horovod's full signature.
 """
@@ -78,7 +79,7 @@ def _apply(function: type[torch.autograd.Function], call: _CallArguments, tensor
 
 
 class _Allreduce(torch.autograd.Function):
-    """Average, Sum and Adasum: backward is the same operation, except for a weighted Average."""
+    """Average, Sum and Adasum. Backward is the same operation; only a weighted Average has another backward."""
 
     @staticmethod
     def forward(ctx: Any, call: _CallArguments, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -246,7 +247,7 @@ def sparse_allreduce_async(
 
     Raises:
         InvalidArgumentError: the tensor is not sparse; or its dtype is torch.bool; or op is neither Average nor Sum.
-        MismatchError, HorovodInternalError: (by the returned function) the ranks differ, or a rank failed.
+        MismatchError, HorovodInternalError: (by the returned function) the ranks' tensors do not match, or a rank failed.
 
     """
     if tensor.layout is not torch.sparse_coo:

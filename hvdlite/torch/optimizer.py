@@ -76,9 +76,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     same bits on all ranks. So clipping, loss scaling, accumulation and schedulers work as in torch's own documentation. In
     particular:
 
-    - Several backward passes before a step add up; each is averaged by itself. Values that you write into ``.grad`` after a
-      reduction stay as they are. Inside `no_sync`, and before the last of `backward_passes_per_step` passes, ``.grad`` has only
-      this rank's gradients.
+    - Several backward passes before a step add up: the gradients of each pass are averaged over the ranks, and then added to
+      ``.grad``. Values that you write into ``.grad`` after a reduction stay as they are. Inside `no_sync`, and before the last
+      of `backward_passes_per_step` passes, ``.grad`` has only this rank's gradients.
     - If a parameter is unused on some ranks, these ranks contribute zeros; if it is unused on all, ``.grad`` stays as it is.
     - If no backward has run before ``step()``, ``step()`` reduces gradients that you computed in another way.
     - Gradients have the dtype that torch gives them (``grad_dtype``), and are reduced in that dtype.
@@ -111,10 +111,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             `sparse_as_dense` and `gradient_as_bucket_view` have no effect with Adasum.
         gradient_predivide_factor: with Average only, divides the gradients before the sum and multiplies the result.
         num_groups: Horovod's older name of an integer `groups`; deprecated.
-        groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Parameters of a
-            group with different dtypes or devices are reduced separately. Parameters in no list (by default all) are put into
-            buckets by size (the knobs bucket_bytes and first_bucket_bytes). The buckets, and so the bits of the results, do not
-            depend on timing.
+        groups: lists of parameters to be reduced together, or the number of groups to cut all parameters into. Within a group,
+            parameters of different dtypes or devices are reduced separately. Parameters in no list (by default all) are put
+            into buckets by size (the knobs bucket_bytes and first_bucket_bytes). The buckets, and so the bits of the results,
+            do not depend on timing.
         sparse_as_dense: reduce sparse gradients as dense ones (and make them sparse again) instead of gathering the rows.
         process_set: the ranks that train together. On a rank that is not a member, the optimizer reduces nothing and trains as
             the plain one.
@@ -131,10 +131,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         shard: does each of n ranks keep one n-th of the optimizer's state? Gradients and parameters stay whole, and the
             parameters get the same bits as without sharding (docs/sharding.md names one exception). With torch's optimizers
             whose step is elementwise (SGD, the Adam family, RMSprop, Adagrad and so on) a rank updates slices of parameters;
-            with all others, such as Muon and Adafactor, whole parameters. Do not shard an optimizer whose step combines several
-            parameters, for example in a norm over all of them. With ``shard=True``, ``step()`` and ``state_dict()`` are
-            collective. ``state_dict()`` returns the whole state on every rank. ``load_state_dict()`` takes a whole state; the
-            job that saved it may have had another size.
+            with all other optimizers, such as Muon and Adafactor, it updates whole parameters. Do not shard an optimizer whose
+            step combines several parameters, for example in a norm over all of them. With ``shard=True``, ``step()`` and
+            ``state_dict()`` are collective. ``state_dict()`` returns the whole state on every rank. ``load_state_dict()`` takes
+            a whole state; the job that saved it may have had another size.
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
@@ -438,18 +438,17 @@ class _DistributedOptimizer(_Optimizer):
         """The weight of this rank's gradients in the mean over the ranks; None, the default: all ranks have the same weight.
 
         If the loss is a mean over samples, set this weight before ``backward()``, on all ranks, to the number of samples in the
-        rank's batch.
-        The gradients are then ``sum(weight * gradient) / sum(weight)`` over the ranks, which equal the gradients of one process
-        with the whole batch. The weight stays until you set it again. A rank with weight 0 contributes nothing, even if its
-        gradients have NaNs. The weights of passes before one reduction (`no_sync`, `backward_passes_per_step`) add up: set a
-        weight before each pass.
+        rank's batch. The reduced gradients are ``sum(weight * gradient) / sum(weight)`` over the ranks, which equal the
+        gradients of one process with the whole batch. The weight stays until you set it again. A rank with weight 0 contributes
+        nothing, even if its gradients have NaNs. The weights of passes before one reduction (`no_sync`,
+        `backward_passes_per_step`) add up: set a weight before each pass.
 
         Raises:
             InvalidArgumentError: the weight is set to something other than None or a finite number of 0 or more, or op is not
                 Average.
 
-        ``backward()`` raises MismatchError if only some ranks have a weight, and UnsupportedError if a gradient is sparse and
-        `sparse_as_dense` is False.
+        ``backward()`` raises MismatchError if only some ranks have a weight. It raises UnsupportedError if there is a weight, a
+        gradient is sparse, and `sparse_as_dense` is False.
         """
         return self._hvdlite.weight
 
@@ -495,8 +494,8 @@ class _DistributedOptimizer(_Optimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Without this
-        statement, too, ``step()`` reduces only gradients that are still unreduced. A step with a closure reduces in any case.
+        """A with statement in which ``step()`` reduces nothing, for scripts that call `synchronize` themselves. Outside of this
+        statement ``step()`` reduces only gradients that are still unreduced. A step with a closure reduces in any case.
 
         Raises:
             AssertionError: op is Adasum, and there are several ranks.

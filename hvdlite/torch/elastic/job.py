@@ -1,4 +1,5 @@
-"""`ElasticJob`: a training that continues when ranks are lost. All living ranks apply a step, or none does and it is repeated.
+"""`ElasticJob`: a training that continues when ranks are lost. If a living rank has applied a step, all
+living ranks apply this step; else the step is repeated.
 
 (Over 400 lines, because a step and the return after the loss of a rank change the same state.)
 """
@@ -42,11 +43,11 @@ class StepOutcome:
 
 
 class ElasticJob:
-    """A training that takes samples in a global order, and continues when ranks are lost. No step is left out or counts twice.
+    """A training that takes samples in a global order, and continues when ranks are lost. Every step counts exactly once.
 
-    `batch_size` is that of all ranks together, whatever their number. Each batch is divided among the ranks, which may get
-    different numbers of samples: gradients are weighted by these numbers (``optimizer.weight``), so the training loss has to
-    be a mean over the samples.
+    `batch_size` counts the samples of all ranks together, and does not depend on the number of ranks. Each batch is divided
+    among the ranks, which may get different numbers of samples: gradients are weighted by these numbers (``optimizer.weight``),
+    so the training loss has to be a mean over the samples.
 
     A rank is lost when a signal has ended its process. The other ranks then agree on which ranks live, and continue in a new
     job. If a living rank has applied the step, the step counts, and the living ranks that have not applied it copy that rank's
@@ -54,7 +55,7 @@ class ElasticJob:
     values before the step, and `batches` gives the same batch again, divided among the remaining ranks. A rank that copies
     another rank's state keeps its own random numbers. A rank that gets SIGTERM, and has no handler for it, leaves after its
     present step or the next one. All of this needs ``hvdlite run --elastic`` with Open MPI 5 (docs/elastic.md has mpirun's
-    options). Otherwise a lost rank ends the program with PeerLostError.
+    options). If this is missing, a lost rank ends the program with PeerLostError.
 
     If the optimizer is sharded (``shard=True``), a lost rank's part of the optimizer's state is lost. So every `commit_every`
     steps each rank gets a copy of the whole state, in host memory. After the loss of a rank all ranks return to the last copy
@@ -66,8 +67,8 @@ class ElasticJob:
     residuals.
 
     Spares (extra processes, ``hvdlite run --spares``) run the same program, so they make an `ElasticJob`, too. After a step,
-    spares replace lost ranks, and get a copy of the state. The constructor is collective over all ranks. All ranks get rank 0's
-    state, or the state of the checkpoint if there is one.
+    spares replace lost ranks, and get a copy of the state. The constructor is collective over all ranks, and gives all of them
+    the state of the checkpoint if there is one, else rank 0's state.
 
     Args:
         model: a module.
@@ -180,7 +181,7 @@ class ElasticJob:
         return self._last_commit.position if self._state.is_sharded else self.position
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Adds functions without arguments, to call after the ranks have changed, for example to set a learning rate."""
+        """Adds functions without arguments. They run after the ranks have changed, for example to set a learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def batches(self, dataset: Sized, epochs: int, *, shuffle: bool = True, **loader: Any) -> Iterator[Any]:
@@ -291,7 +292,7 @@ class ElasticJob:
         self._has_committed = True
 
     def _save(self) -> None:
-        """Writes the checkpoint, if this rank has to. If the optimizer is sharded, this is the last commit: commit first."""
+        """Writes the checkpoint, if this rank has to. With a sharded optimizer it writes the last commit, so commit first."""
         if self._file.is_mine():
             snapshot = self._last_commit.snapshot  # None if the optimizer is not sharded
             self._file.write(self.position, self._state.present() if snapshot is None else snapshot.states)
@@ -326,8 +327,8 @@ class ElasticJob:
             yield batch
             if self._batch_is_open:
                 raise InvalidArgumentError("a batch of job.batches() was not used: put its step into `with job.step():`")
-            # `_admit_spare` is collective. If a rank was lost in the step, this rank must not call it: other ranks may have
-            # noticed the loss only inside of their call. They do not call it again, but continue with a batch.
+            # `_admit_spare` is collective. If this rank has noticed a loss in the step, it must not call `_admit_spare`: other
+            # ranks may have noticed the loss in their call of `_admit_spare`, and do not call it again after this step.
             if self._jobs == jobs:
                 self._admit_spare()
             if self._jobs != jobs or self.position != position + 1:
@@ -348,7 +349,7 @@ class ElasticJob:
     # --- other ranks --------------------------------------------------------------------------------------------------------
 
     def _admit_spare(self) -> None:
-        """Adds a spare to the ranks if one is ready. Collective, after a step."""
+        """Adds a spare to the ranks if one is ready. Collective. Call it after a step."""
         call = self._call
         assert call is not None
         try:
@@ -407,8 +408,7 @@ class ElasticJob:
         """Goes on from the point that the plan names.
 
         If the optimizer is sharded, ranks that have this point return to their last commit. After that, with any optimizer, the
-        plan's receivers copy the state of the plan's source.
-        If there are receivers, the call is collective over all ranks.
+        plan's receivers copy the state of the plan's source. If there are receivers, the call is collective over all ranks.
         """
         commit = self._last_commit
         if commit.snapshot is not None and rank() not in plan.receivers:

@@ -1,4 +1,4 @@
-"""The state of an `ElasticJob`: what a step may have to take back, and what a rank copies from another one."""
+"""The state of an `ElasticJob`: how a rank copies and restores it, and how ranks get it from another rank."""
 
 import itertools
 from collections.abc import Mapping

@@ -26,10 +26,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     Attributes:
         epoch: the number of the present epoch.
         processed_num: the number of processed samples, on all ranks.
-        processed_indices: the samples that this rank has recorded in this epoch; after a sync of the state, those of all ranks.
+        processed_indices: the samples that this rank has recorded in this epoch; after a sync of the state, the samples that
+            any rank has recorded.
         remaining_indices: the samples that were unprocessed when samples were last divided, in the order of the dataset.
-        indices: this rank's share, in the order in which the present loop over the sampler (or the previous one) takes it. It
-            is empty after samples were divided, until the next loop begins.
+        indices: this rank's share, in the order of the newest iteration, which is a loop over the sampler. The list is empty
+            after samples were divided, until the next iteration begins.
         rank: this process's rank when samples were last divided.
         num_replicas: the number of ranks when samples were last divided.
         num_samples: the number of samples in a rank's share.
@@ -55,10 +56,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Records a batch of the present loop over the sampler as processed.
+        """Records a batch of the present iteration as processed.
 
         Args:
-            batch_idx: the number of the batch in this loop.
+            batch_idx: the number of the batch in this iteration.
             batch_size: the loader's batch size; the last batch may be smaller.
 
         Raises:
@@ -72,7 +73,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices.update(indices)
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of a batch of the current iteration; arguments and errors are those of `record_batch`."""
+        """The samples of a batch of the present iteration; arguments and errors are those of `record_batch`."""
         start = batch_idx * batch_size
         if not 0 <= start < len(self.indices):
             raise InvalidArgumentError(
@@ -86,7 +87,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_indices": set(self.processed_indices)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a `state_dict`, with the present ranks. Horovod's dict (a number of samples) is accepted, too.
+        """Continues from a `state_dict`, with the present ranks.
+
+        Horovod's dict, which has only the number of processed samples, is accepted, too.
 
         Raises:
             InvalidArgumentError: `state_dict` is neither hvdlite's nor Horovod's.

@@ -70,7 +70,7 @@ class TorchState(ObjectState):
             raise
 
     def reset(self) -> None:
-        """Drops the gradients of a step that the ranks did not finish before they changed."""
+        """Drops the gradients of the step that was unfinished when the ranks of the job changed."""
         for optimizer in self._optimizers():
             optimizer.zero_grad()
 
@@ -85,7 +85,7 @@ class TorchState(ObjectState):
 class StateDictHandler(StateHandler):
     """For objects whose ``state_dict()`` has tensors and plain values. The base of all other handlers.
 
-    `save`, `restore` and `sync` are made of `copied`, `load` and `receive`, which `ElasticJob` calls itself.
+    `save`, `restore` and `sync` do their work by `copied`, `load` and `receive`. `ElasticJob` calls these three directly.
     """
 
     def copied(self) -> Any:
@@ -162,7 +162,10 @@ class SamplerStateHandler(StateDictHandler):
     """For an `ElasticSampler`: the epoch and the processed samples."""
 
     def sync(self) -> None:
-        """Gives all ranks rank 0's epoch and all ranks' processed samples, divides the other samples, and saves the result."""
+        """Gives all ranks the epoch of rank 0, and the union of all ranks' processed samples.
+
+        Divides the other samples, and saves the result.
+        """
         processed = set().union(*allgather_object(self.value.processed_indices))
         state = broadcast_object(self.value.state_dict())
         self.value.load_state_dict({**state, "processed_indices": processed})
