@@ -206,7 +206,7 @@ class ShardedState:
             self._groups.pop()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Sends each rank's updated parts to all other ranks. Collective over the process set. The first hook after a step.
+        """The first hook after a step: sends each rank's updated parts to all other ranks. Collective over the process set.
 
         Raises:
             MismatchError: a rank that owns parameters has joined; or the ranks have stepped different parameters, and two
@@ -305,7 +305,7 @@ class ShardedState:
 
         Args:
             optimizer: the optimizer.
-            device: the device of the parts that are gathered; None: the parameter's device.
+            device: the device on which gathered tensors are stored; None: each on the device of its parameter.
             loaded: has every rank that enters this statement loaded a whole state, and taken no step since? If so, the loaded
                 state is used where it is, and nothing is sent.
 
@@ -437,7 +437,7 @@ def _described(sharded: Sharded, value: Any) -> Any:
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Calls a closure while parameters are whole. Returns a closure for the step that only returns the training loss."""
+    """Calls a closure while parameters are whole. Returns the step's new closure, which only returns the training loss."""
     with torch.enable_grad():
         loss = closure()
     return lambda: loss

@@ -33,9 +33,10 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     tensors without names must be the same, too.
 
     Args:
-        params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
-            of tensors (each gets its number as its name). Entries that are None are left out. Tensors on NVIDIA GPUs are
-            broadcast there, and must be on a GPU on all ranks; tensors on other devices are copied through host memory.
+        params: ``model.state_dict()`` or another mapping of names to tensors; ``model.named_parameters()`` or another iterable
+            of (name, tensor) pairs; or an iterable of tensors, each of which gets its number as its name. Tensors that are None
+            are left out. Tensors on NVIDIA GPUs are broadcast there, and must be on a GPU on all ranks; tensors on other
+            devices are copied through host memory.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
 

@@ -6,8 +6,9 @@ Computing Sample Variances", 1979. In the backward pass each rank adds up its ow
 ranks' sums.
 
 Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
-This file applies to the input only operations that torch has for every device. Python code needs the sum of the counts. If the
-input is on a GPU, the counts are exchanged separately, in host memory: to read them from the GPU, the host would have to wait.
+This file applies to the input only operations that torch has for every device. Python code needs the sum of the counts on the
+host. So if the input is on a GPU, the counts are exchanged separately, in host memory: to read them from the GPU, the host
+would have to wait.
 """
 
 import math

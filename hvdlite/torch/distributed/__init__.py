@@ -1,4 +1,4 @@
-"""hvdlite as a backend of torch.distributed, for DDP, FSDP and other programs that call torch.distributed's functions. Tensors
+"""hvdlite as a backend of torch.distributed, for DDP, FSDP and all other code that calls torch.distributed's functions. Tensors
 are in host memory or on NVIDIA GPUs.
 
     import hvdlite.torch.distributed

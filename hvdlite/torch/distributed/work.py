@@ -1,10 +1,10 @@
 """The `Work` that a function of torch.distributed returns, on top of a `Handle`.
 
 A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
-callbacks need a future instead. If the operation is still in flight when they ask for it, a new thread completes the future.
-One thread for all futures is not possible, because a future's callbacks run in the thread that completes the future, and may
-wait for other futures. Besides, the engine's deadlock detection would treat an idle thread as a caller that may still submit
-operations.
+callbacks need a future instead. If the operation is still in flight when they ask for the future, a new thread completes the
+future. One thread for all futures is not possible, because a future's callbacks run in the thread that completes the future,
+and may wait for other futures. Besides, such a thread would sometimes be idle, and then the engine's deadlock detection would
+treat it as a caller that may still submit operations.
 
 Each thread has its own current streams. So the first thread that notices the end of an operation on GPUs records events in its
 streams, and each later caller of `wait` orders its own streams after these events. A future that knows the GPUs of its tensors
@@ -188,7 +188,7 @@ class HvdliteWork(Work):
                 return self._future
             devices = sorted({output.device.index for output in self._outputs if output.is_cuda})
             begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
-            # C++ code does not see an exception that is set on a future, but it sees one that a callback raises.
+            # C++ code sees an exception if a callback raises it, but not if it is set on a future. So a callback raises it.
             future = begun.then(self._outcome)
             self._numbered(future)
             self._future = future
@@ -213,7 +213,8 @@ class HvdliteWork(Work):
 
     def _begin(self, begun: _Future) -> None:
         """Completes `begun`, whose callback is `_outcome`. If a completed future holds GPU tensors, torch orders the streams of
-        its callbacks after the current streams of this thread. So this method first orders these streams after the results.
+        its callbacks after the current streams of the thread that completes the future. So this method, before it completes
+        `begun`, orders the current streams of its thread after the results.
         """
         order_after(self._events)
         begun.set_result(self._outputs if self._events else None)
