@@ -41,7 +41,7 @@ class WireForm:
 
     Attributes:
         codec: the fields of the request that describe the codec (`Codec.fields`); empty without a codec.
-        device: the device of the memory that is sent: the engine's number of a GPU or of host memory.
+        device: the engine's number for the device of the memory that is sent, a GPU or the host.
         flags: the flags of the request.
         memory: torch's object for the device whose number is `device`.
         dtype_in_place: the dtype of gradients that are reduced in place; None if the parameter's gradients never are.
@@ -157,9 +157,9 @@ class ParameterGradient(GradientState):
     This class holds the attributes name, coding, dtype and implementation. The native base class `GradientState` holds all
     other attributes, because native hooks use them. The base class also has these methods:
 
-    - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
-      dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get zeros, too,
-      and ``param.grad`` is the same on all ranks.
+    - `forget`: notes that the user has reset the gradient. At the call ``param.grad`` must be None or all zeros. If the
+      gradient was dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get
+      zeros, too, and ``param.grad`` is the same on all ranks.
     - `is_zero`: is ``param.grad`` unchanged since the last reset, and so None or all zeros? False if the reset has left dirty
       zeros, because the engine can write to them.
     - `move_in`: moves a fresh gradient to its place, once.

@@ -261,7 +261,7 @@ class ShardedState:
         """Drops the state that other ranks own. A loaded state is whole until this call.
 
         Raises:
-            InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
+            InvalidArgumentError: the process set has other ranks than when the state was split, and the state is not whole.
             InvalidArgumentError, NotInitializedError: the state is whole, and the process set is no longer registered.
         """
         if not self._find_parts():
@@ -301,7 +301,7 @@ class ShardedState:
         self, optimizer: torch.optim.Optimizer, device: torch.device | None = None, loaded: bool = False
     ) -> Iterator[None]:
         """A with statement in which the optimizer has the state of all parameters. Collective over the process set, unless the
-        state is whole already.
+        state is whole already, or `loaded` is True.
 
         Args:
             optimizer: the optimizer.
@@ -339,7 +339,7 @@ class ShardedState:
 
         Raises:
             InvalidArgumentError: only some owners of a parameter have state for it (all ranks raise this error); or the process
-                set has other ranks than before.
+                set has other ranks than when the state was split.
             MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
         """

@@ -40,7 +40,7 @@ class SyncBatchNorm(_BatchNorm):
     differ in size and may be empty on some ranks.
 
     The input's gradient is the gradient of the sum of all ranks' training losses. The gradients of weight and bias are sums
-    over this rank's batch, for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True``
+    over this rank's batch; `DistributedOptimizer` reduces them. Gradients can be differentiated again (``create_graph=True``
     on all ranks, for example for a gradient penalty). In this case the backward pass takes two more allreduces, and the second
     backward pass has allreduces, too.
 

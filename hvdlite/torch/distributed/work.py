@@ -27,14 +27,15 @@ from hvdlite.torch.gpu import events_of, order_after
 
 _Future = torch.futures.Future[Any]
 
-# If only C++ code of torch before 2.7 holds a Work, its C++ part stays alive, but Python frees the object with the methods
+# Before torch 2.7: if only C++ code holds a Work, the Work's C++ part stays alive, but Python frees the object with the methods
 # below. So `_recent` keeps the latest objects. The C++ code holds at most two works at a time.
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
 _first_call = threading.Lock()  # held while a work's future is made
 
-# If `wait` gets this timeout, it uses the timeout of the operation's options or of the group, as in torch.
+# If `wait` gets this timeout, it uses the timeout of the operation's options, or of the group if the options have none, as in
+# torch.
 _NO_TIMEOUT = timedelta(0)
 
 # At this interval a thread that waits checks whether its group was aborted.
@@ -89,7 +90,8 @@ class HvdliteWork(Work):
         """Waits until the operation has ended and the tensors hold the result.
 
         Args:
-            timeout: the longest wait; by default the timeout of the operation's options or of the group.
+            timeout: the longest wait; by default the timeout of the operation's options, or of the group if the options have
+                none.
 
         Returns:
             True. On a GPU the operation may still run, but the current stream is ordered after the operation.
