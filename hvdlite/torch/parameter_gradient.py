@@ -36,17 +36,17 @@ class WireForm:
     If the methods of a compression convert the gradient, the engine reduces the memory that they have made. A complex gradient
     is reduced as pairs of reals. Any other gradient in host memory or on an NVIDIA GPU is reduced in place if it has the
     strides of its parameter and covers a block of memory without gaps. Otherwise dense memory on the same device is sent,
-    usually a copy. Gradients on other devices travel through host memory. Two things need no copy, because the engine does them
-    itself: it applies a codec, and on a GPU it converts to 16-bit floats and back.
+    usually a copy. Gradients on other devices travel through host memory. Two conversions need no copy, because the engine
+    makes them itself: the coding by a codec, and on a GPU the conversion to 16-bit floats and back.
 
     Attributes:
         codec: the fields of the request that describe the codec (`Codec.fields`); empty without a codec.
-        device: the device of the memory that is sent: the engine's number of a GPU or of host memory.
+        device: the engine's number for the device of the memory that is sent, a GPU or the host.
         flags: the flags of the request.
         memory: torch's object for the device whose number is `device`.
         dtype_in_place: the dtype of gradients that are reduced in place; None if the parameter's gradients never are.
-        strides: the strides of gradients that are reduced in place: the parameter's strides when this object was created. The
-            parameter's memory format may change later, perhaps on some ranks only.
+        strides: a gradient is reduced in place only if it has these strides. They are the parameter's strides when this object
+            was created, and stay the same if the parameter's memory format changes later, perhaps on some ranks only.
         is_contiguous: does a contiguous tensor have these `strides`?
         dtype: the engine's code of the dtype that is sent.
         shape: the extents of the memory that is sent.
@@ -84,13 +84,13 @@ class WireForm:
         self.nbytes = math.prod(self.shape) * self.wire_dtype.itemsize
 
     def encode(self, grad: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Finds dense memory to reduce for a gradient that is not reduced in place. Returns it, and the context for `decode`.
+        """Returns dense memory to reduce for a gradient that is not reduced in place, and the context for `decode`.
 
         The memory is a copy, the gradient itself, what the compression has made, or a view of a complex gradient as pairs of
         reals.
 
         Raises:
-            InvalidArgumentError: the dtype or shape of the compressed gradient differs from that of compressed zeros.
+            InvalidArgumentError: the compression gives the gradient another dtype or shape than it gives zeros.
             UnsupportedError: the gradient has no memory.
         """
         if grad.layout is not torch.strided:
@@ -137,7 +137,7 @@ class ParameterGradient(GradientState):
     If ``param.grad`` is not None, it is one of four things: zeros that a reset has left; a gradient that backward has made on
     this rank and that was not sent yet (it is dirty); a gradient that was sent, but is not reduced yet; or a finished gradient
     (reduced, or written by the user). Before backward adds to a finished gradient, the finished gradient becomes the reduced
-    part, so that only the increment is reduced. Afterwards the increment and the reduced part are added up.
+    part, so that only the increment is reduced. After this reduction the increment and the reduced part are added up.
 
     Attributes:
         bucket: the number of the gradient's bucket in the plan; -1 without a bucket.
@@ -146,24 +146,24 @@ class ParameterGradient(GradientState):
             count, because ``step()`` reduces such a gradient again.
         reduced_part: the finished gradient, from the time when backward begins to add an increment until the increment is
             reduced; otherwise None.
-        stamp: the number of the last backward pass that made this gradient.
+        stamp: the number of the last backward pass that added to this gradient.
         sparse_dim: the number of sparse dimensions of the gradient, if it is sparse on any rank; otherwise None.
         place: the gradient's `hvdlite.torch.arena.ArenaPlace`; None if it has none.
         fresh: is ``param.grad`` a tensor that autograd has made (or is about to make), and that was not moved to its place yet?
         coding: what a compression with state (`hvdlite.compression.BucketCodec`) stores for this gradient.
         dtype: the dtype in which all ranks reduce the gradient; before the reducer's first plan (list of buckets) only a guess.
-        implementation: the address that torch's C++ object behind the parameter had when the hooks were installed on it.
+        implementation: the address of torch's C++ object behind the parameter at the time when the hooks were installed.
 
     This class holds the attributes name, coding, dtype and implementation. The native base class `GradientState` holds all
-    others, because native hooks use those. The base class also has these methods:
+    other attributes, because native hooks use them. The base class also has these methods:
 
-    - `forget`: notes that the user has reset the gradient, so that ``param.grad`` is None or all zeros. If the gradient was
-      dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get zeros, too,
-      and ``param.grad`` is the same on all ranks.
-    - `is_zero`: is ``param.grad`` certainly still as the reset has left it, None or all zeros? False if the reset has left
-      dirty zeros, because the engine can write to them.
+    - `forget`: notes that the user has reset the gradient. At the call ``param.grad`` must be None or all zeros. If the
+      gradient was dirty and the reset has left zeros, these zeros are dirty, and are reduced. So ranks without a gradient get
+      zeros, too, and ``param.grad`` is the same on all ranks.
+    - `is_zero`: is ``param.grad`` unchanged since the last reset, and so None or all zeros? False if the reset has left dirty
+      zeros, because the engine can write to them.
     - `move_in`: moves a fresh gradient to its place, once.
-    - `claim`: counts ``param.grad`` as this rank's own gradient, whoever has made it.
+    - `claim`: marks ``param.grad`` as dirty, even if the user has written it.
     """
 
     __slots__ = ("coding", "dtype", "implementation", "name")
@@ -245,7 +245,7 @@ class ParameterGradient(GradientState):
             strict: as for `hvdlite.torch.in_flight.InFlightBucket.store`.
 
         Raises:
-            InvalidArgumentError: `grad` is no longer ``param.grad`` or the reduced part, and `strict` is True.
+            InvalidArgumentError: `strict` is True, and `grad` was replaced: it is neither ``param.grad`` nor the reduced part.
         """
         self.filled = True
         if grad is None:

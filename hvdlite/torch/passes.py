@@ -6,13 +6,13 @@ Autograd runs a backward as a *graph task* with a number. Code that a task calls
 the end of the task. Three cases are not obvious:
 
 - Reentrant checkpointing runs a whole backward, a task of its own, inside a node of an outer task's graph. The end of the inner
-  task is not the end of the backward pass. But perhaps the outer task calls no hook of hvdlite, and then no hook can register a
-  callback for its end. When the inner task is destroyed, the outer task is current again on this thread. At this moment
+  task is not the end of the backward pass. But if the outer task calls no hook of hvdlite, no hook can register a callback for
+  the end of the outer task. When the inner task is destroyed, the outer task is current again on this thread. At this moment
   `EndOfTask` reports the end of the inner task to the reducer, and the reducer registers a callback for the end of the outer
   task.
 - A task that raises never calls the callback. The task still destroys the callback, and the callback then reports that it was
   not called.
-- Compiled autograd may accept a callback and never call it. For the reducer such a task is the same as one that raised.
+- A task of compiled autograd can accept a callback and never call it. The reducer treats such a task as one that has raised.
 """
 
 import sys
@@ -45,7 +45,7 @@ def is_nested(leaving: bool = False) -> bool:
     separate backward pass. Its gradients are correct, too, but their reduction takes longer.
 
     Args:
-        leaving: is an inner task of the current task being destroyed? If so, the frames of that task are still on the stack.
+        leaving: is an inner task of the current task being destroyed? If so, the inner task's frames are still on the stack.
     """
     frame = sys._getframe()
     entrances = 0
@@ -65,7 +65,7 @@ def is_nested(leaving: bool = False) -> bool:
 def when_task_ends(callback: Callable[[], None]) -> bool:
     """Registers a callback for the end of the current graph task. Returns False if there is no current task.
 
-    True does not promise the call: a task that raises never calls the callback, and compiled autograd may not call it.
+    True does not promise the call: a task that raises never calls the callback, and a task of compiled autograd can omit it.
     """
     try:
         Variable._execution_engine.queue_callback(callback)

@@ -77,7 +77,7 @@ def make_buckets(
 
 
 def _settled(settings: ReducerSettings, gradients: Sequence[ParameterGradient]) -> Any:
-    """The compression of the settings. For `Compression.auto`: the one chosen for these gradients, the same on all ranks."""
+    """The settings' compression; for `Compression.auto` the compression chosen for these gradients, the same on all ranks."""
     trained = [gradient for gradient in gradients if gradient.param.requires_grad]
     dense = [gradient for gradient in trained if gradient.sparse_dim is None or settings.sparse_as_dense]
     numbers = [(str(gradient.dtype).removeprefix("torch."), gradient.param.numel()) for gradient in dense]
@@ -97,9 +97,9 @@ def _cut(forms: Mapping[ParameterGradient, WireForm], groups: Groups, together: 
     kinds: list[tuple[object, ...]] = []
     sizes: list[int] = []
     for gradient, form in forms.items():
-        # A frozen parameter gets no gradient, and a bucket with trained parameters would wait for it until the pass is over. So
-        # frozen parameters have buckets of their own. Gradients on different devices have different buckets, too. (With
-        # `together` all are in host memory.)
+        # A frozen parameter gets no gradient, so a bucket with a frozen and a trained parameter would never be complete before
+        # the end of the pass. So frozen parameters have buckets of their own. Gradients on different devices have different
+        # buckets, too. (With `together` all gradients are in host memory.)
         kind = (form.dtype, form.device, form.flags, gradient.param.requires_grad)
         number = wanted.get(gradient.name)
         kinds.append((number, *(kind[-1:] if together else kind)))

@@ -26,7 +26,7 @@ from hvdlite.compression import BucketCodec, PowerSGD, describe_compression
 from hvdlite.torch.coded_bucket import CodedGradient, are_finite
 
 _PIECE = 1 << 17  # elements of a product that are computed together, so that they stay in a processor's caches
-# If the subtraction of earlier columns leaves at most this fraction of a column's squared norm, the rest is rounding noise.
+# If the subtraction of earlier columns leaves at most this fraction of a column's squared norm, what is left is rounding noise.
 _NOISE = 2.0**-40
 
 
@@ -89,7 +89,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None
 
 
 class _Matrix:
-    """One approximated gradient in one reduction. The gradient's state does not change before `keep`."""
+    """One approximated gradient (sent as P and Q) in one reduction. The gradient's state does not change before `keep`."""
 
     def __init__(self, gradient: CodedGradient, rank: int, loss_scale: float) -> None:
         self.gradient = gradient
@@ -188,7 +188,7 @@ class PowerSGDCodec(BucketCodec):
     def reduce(
         self, gradients: Sequence[CodedGradient], loss_scale: float
     ) -> Generator[Sequence[torch.Tensor], None, Sequence[torch.Tensor]]:
-        """See `BucketCodec.reduce`: one round for all P, and one for all Q and the gradients that are sent whole."""
+        """See `BucketCodec.reduce`. One round reduces all P, the last round all Q and the gradients that are sent whole."""
         matrices = {
             place: _Matrix(gradient, self._settings.rank, loss_scale)
             for place, gradient in enumerate(gradients)

@@ -4,15 +4,15 @@ Native code, `PassDriver`, handles a pass (one backward with the backwards neste
 
 1. Before backward adds to a gradient that is reduced already, the reduced gradient is kept apart (see `ParameterGradient`).
 2. After backward has added to a gradient, the gradient is counted in its bucket. If there is a plan already and no backward was
-   ever nested, a complete bucket is launched at once.
+   ever nested, a bucket is launched as soon as all its gradients are counted.
 3. When the pass is over, the other buckets are launched (this rank is absent for gradients that it does not have), and the
-   thread waits for all results. If backward raised, or if autograd did not report the end of its task (its run of one
-   backward), a later call of `settle` does what is left of point 3, at the latest before the optimizer's step.
+   thread waits for all results. If backward raised, or if the end of a task (autograd's run of one backward) was not reported,
+   a later call of `settle` does what is left of point 3, at the latest before the optimizer's step.
 
 Inside of `no_sync`, and in all but the last of `backward_passes_per_step` passes, points 2 and 3 are left out.
 
-This file has the steps that `PassDriver` calls: those for the plan, the engine and the buckets, and all that need torch. (Over
-400 lines, because the steps share the state of one class.)
+This file has the steps that `PassDriver` calls: the steps for the plan, the engine and the buckets, and all that need torch.
+(Over 400 lines, because the steps share the state of one class.)
 """
 
 import logging
@@ -72,9 +72,9 @@ class Reducer(PassDriver):
         self._has_passed = False  # has a pass begun since the weight was set?
         self._gradients: dict[int, ParameterGradient] = {}  # by the id of the parameter, as are the hooks
         self.check = make_check(optimizer, settings, self._gradients.values())
-        # The start check usually compares parameters after the optimizer's first step (`updated`). With a sharded state it
-        # would find nothing then: in a sharded step each rank sends its part of the parameters, so all ranks have equal
-        # parameters afterwards. So with a sharded state `updated` is true before the first step.
+        # The start check compares parameters when `updated` is true, usually after the optimizer's first step. With a sharded
+        # state a comparison after that step would find no difference: in a sharded step each rank sends its part of the
+        # parameters, and then all ranks have equal parameters. So with a sharded state `updated` is true before the first step.
         self.check.updated = settings.shard
         self._hooks: dict[int, list[Any]] = {}
         self._partners: list[Reducer] = []  # reducers that have taken over parameters which this optimizer steps as well
@@ -103,8 +103,8 @@ class Reducer(PassDriver):
                 or by size if there was no call with groups.
 
         Raises:
-            HvdliteError: another optimizer had to reduce its gradients first, and this reduction failed. Then nothing has
-                changed.
+            HvdliteError: another reducer had to reduce its gradients before it could give up a parameter, and this reduction
+                failed. In this case nothing has changed.
 
         """
         added = [(name, param, owner_of(param)) for name, param in named]
@@ -132,7 +132,7 @@ class Reducer(PassDriver):
     def _give_up(self, param: torch.Tensor, successor: "Reducer") -> None:
         """Gives a parameter to the successor. Call `settle` before.
 
-        From then on the successor reduces the parameter's gradient for its own optimizer and for this reducer's.
+        After the call the successor reduces the parameter's gradient for two optimizers: its own, and this reducer's optimizer.
         """
         self._drop_plan()
         self._handed_over.append(self._gradients.pop(id(param)).param)
@@ -273,8 +273,8 @@ class Reducer(PassDriver):
         bucket.launch(self._engine, self, number, wake)
 
     def _begin_check(self) -> None:
-        # If Ctrl-C prevented an earlier submission of the sum, the sum's handle has no number. In this case the sum is
-        # submitted now.
+        # If Ctrl-C prevented an earlier submission of the check's sum, the handle in `_compared` has no number. In this case
+        # the sum is submitted now.
         if self.check.pending and (self._compared is None or not self._compared.number):
             submission.start_sum(self.check.begin(), self.check.name, self.settings.process_set, self._keep_compared)
 
@@ -282,9 +282,10 @@ class Reducer(PassDriver):
         self._compared = handle
 
     def _wait(self, strict: bool) -> None:
-        """Waits for all launched buckets, and stores their results. Raises the first HvdliteError after all buckets have ended.
+        """Waits for all launched buckets, and stores their results. When all buckets have ended, raises the first HvdliteError.
 
-        But if a user's compression raises an exception, this method raises it at once. Its next call stores the other results.
+        But if a user's compression raises an exception, this method raises the exception at once. The next call of the method
+        stores the other results.
         """
         engine = self._engine
         if engine is None or engine is not RUNTIME.engine:
@@ -330,7 +331,7 @@ class Reducer(PassDriver):
         self._holding.clear()
 
     def _merge_rest(self) -> None:
-        """Adds up gradients that Ctrl-C has left in two parts."""
+        """Adds up the reduced part and the increment of each gradient for which Ctrl-C has prevented this."""
         with torch.no_grad():
             for gradient in self._gradients.values():
                 if gradient.reduced_part is not None and not gradient.dirty:
@@ -409,7 +410,7 @@ class Reducer(PassDriver):
         self._weighed, self._has_passed = True, False
 
     def coding_of(self, param: torch.Tensor) -> dict[str, Any]:
-        """The compression's state of the gradient of a parameter that this reducer handles."""
+        """What the compression stores for a parameter's gradient. This reducer must handle the parameter."""
         return self._gradients[id(param)].coding
 
     def note_step(self, *_: Any) -> None:

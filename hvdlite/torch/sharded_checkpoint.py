@@ -1,10 +1,10 @@
 """The sharded state of an optimizer in checkpoints of torch.distributed.checkpoint (DCP): each rank writes and reads its part.
 
-If a tensor of the state has its parameter's shape, the checkpoint has it as a tensor of one dimension, in the order of the
-parameter's memory. Each owner of the parameter (a rank that updates the parameter or a part of it) writes a slice of it. So a
-job with another number of ranks can load other slices of it from the checkpoint. Everything else, such as counters of steps and
-tensors of another shape, is saved unchanged by the owners. If a tensor of another shape has one dimension and as many elements
-as its parameter, its key gets a suffix, so that the tensor is not read as slices.
+If a tensor of the state has its parameter's shape, the checkpoint has this tensor in one dimension, in the order of the
+parameter's memory. Each owner of the parameter (a rank that updates the parameter or a part of it) writes a slice of the
+tensor. So a job with another number of ranks can load other slices of the tensor from the checkpoint. All other values of the
+state, such as counters of steps and tensors of another shape, are saved unchanged by the owners. If a tensor of another shape
+has one dimension and as many elements as its parameter, its key gets a suffix, so that the tensor is not read as slices.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def _dcp(module: str) -> Any:
 
 
 class Slice(torch.Tensor):
-    """A part of a tensor of one dimension. DCP calls its methods to learn which part is on this rank.
+    """A part of a tensor of one dimension. DCP calls the methods of this class to learn which part is on this rank.
 
     Attributes:
         start: the index, in the whole tensor, of the slice's first element.
@@ -155,7 +155,7 @@ def entries_of(reader: Any, under: str) -> dict[str, Any]:
         under: the key of the optimizer's state in the dictionary that was saved.
 
     Raises:
-        InvalidArgumentError: the checkpoint has no such optimizer.
+        InvalidArgumentError: the checkpoint has no sharded state of an optimizer at the key `under`.
     """
     outer = f"{under}{_SEPARATOR}" if under else ""
     known = reader.read_metadata().state_dict_metadata

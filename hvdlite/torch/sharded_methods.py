@@ -18,7 +18,7 @@ else:
 
 
 def connect(optimizer: torch.optim.Optimizer, sharded: ShardedState) -> list[Callable[[], None]]:
-    """Makes the steps of an optimizer update only this rank's part. Call it after all other hooks are installed.
+    """Makes the steps of an optimizer update only this rank's part. Before the call, all other hooks must be installed.
 
     Args:
         optimizer: the optimizer. It must be the only object of its class, because this function changes the class.
@@ -100,11 +100,12 @@ class ShardedMethods(_Optimizer):
                 the optimizer's state itself.
 
         Returns:
-            A dictionary to save; or a dictionary that ``load`` fills, and that `load_sharded_state_dict` then takes.
+            Without a reader, a dictionary to save. With a reader, a dictionary that ``load`` fills; then pass this dictionary
+            to `load_sharded_state_dict`.
 
         Raises:
-            InvalidArgumentError: the checkpoint has no such optimizer; or the job has other ranks than when the state was
-                split.
+            InvalidArgumentError: the checkpoint has no sharded state of an optimizer at the key `under`; or the job has other
+                ranks than when the state was split.
             UnsupportedError: torch is older than 2.6, or has no ``torch.distributed``.
 
         """
@@ -123,7 +124,7 @@ class ShardedMethods(_Optimizer):
 
         Raises:
             InvalidArgumentError: `state_dict` is no result of `sharded_state_dict`; the parameters' names or layouts in memory,
-                or the number of groups, are not the saved ones; or the job has other ranks than when the state was split.
+                or the number of groups, differ from the saved ones; or the job has other ranks than when the state was split.
 
         """
         sharded: ShardedState = self._hvdlite.sharded

@@ -87,7 +87,7 @@ class Sharded:
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """The elements of a tensor of the parameter's shape, in one dimension and in the order of the parameter's memory.
 
-        The result is a copy if the tensor has its own elements in another order in memory.
+        The result is a copy if the tensor's elements are in another order in memory than the parameter's.
         """
         return tensor.detach().permute(self.order).reshape(-1)
 
@@ -99,5 +99,5 @@ class Sharded:
         return whole
 
     def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor of the parameter's shape; a copy if the tensor has another layout in memory."""
+        """This rank's part of a tensor of the parameter's shape; a copy if `flat` makes a copy."""
         return self.flat(tensor)[self.start : self.stop]

@@ -206,7 +206,7 @@ class ShardedState:
             self._groups.pop()
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Sends each rank's updated parts to all other ranks. Collective over the process set. The first hook after a step.
+        """The first hook after a step: sends each rank's updated parts to all other ranks. Collective over the process set.
 
         Raises:
             MismatchError: a rank that owns parameters has joined; or the ranks have stepped different parameters, and two
@@ -261,7 +261,7 @@ class ShardedState:
         """Drops the state that other ranks own. A loaded state is whole until this call.
 
         Raises:
-            InvalidArgumentError: the process set has other ranks than before, and the state is not whole.
+            InvalidArgumentError: the process set has other ranks than when the state was split, and the state is not whole.
             InvalidArgumentError, NotInitializedError: the state is whole, and the process set is no longer registered.
         """
         if not self._find_parts():
@@ -301,11 +301,11 @@ class ShardedState:
         self, optimizer: torch.optim.Optimizer, device: torch.device | None = None, loaded: bool = False
     ) -> Iterator[None]:
         """A with statement in which the optimizer has the state of all parameters. Collective over the process set, unless the
-        state is whole already.
+        state is whole already, or `loaded` is True.
 
         Args:
             optimizer: the optimizer.
-            device: the device of the parts that are gathered; None: the parameter's device.
+            device: the device on which gathered tensors are stored; None: each on the device of its parameter.
             loaded: has every rank that enters this statement loaded a whole state, and taken no step since? If so, the loaded
                 state is used where it is, and nothing is sent.
 
@@ -339,7 +339,7 @@ class ShardedState:
 
         Raises:
             InvalidArgumentError: only some owners of a parameter have state for it (all ranks raise this error); or the process
-                set has other ranks than before.
+                set has other ranks than when the state was split.
             MismatchError: a rank has joined.
             HorovodInternalError: a rank failed.
         """
@@ -437,7 +437,7 @@ def _described(sharded: Sharded, value: Any) -> Any:
 
 
 def _evaluated(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Calls a closure while parameters are whole. Returns a closure for the step that only returns the training loss."""
+    """Calls a closure while parameters are whole. Returns the step's new closure, which only returns the training loss."""
     with torch.enable_grad():
         loss = closure()
     return lambda: loss

@@ -46,7 +46,8 @@ def join_rows(indices: torch.Tensor, values: torch.Tensor, like: torch.Tensor, d
     It has the dtype of `values`. Quotients of integers are truncated toward zero.
 
     Args:
-        indices: int64, `sparse_dim` numbers for each row of `values`. Numbers of -1 stand for a gradient without rows.
+        indices: int64, `sparse_dim` numbers for each row of `values`. If these numbers are -1, the row stands for a gradient
+            without rows.
         values: the rows of all ranks.
         like: a tensor of the result's shape and device.
         divisor: the number by which the sum is divided.

@@ -29,13 +29,14 @@ __all__ = [
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Overwrites tensors with the values of the root's tensors, in place. Collective over `process_set`.
 
-    Names, shapes and dtypes must be the same on all ranks of the set. The order of tensors with names may differ. The order of
-    tensors without names must be the same, too.
+    Names, shapes and dtypes must be the same on all ranks of the set. Tensors with names can be in another order on each rank.
+    Tensors without names must be in the same order on all ranks.
 
     Args:
-        params: ``model.state_dict()``, ``model.named_parameters()``, or any mapping or iterable of (name, tensor) pairs or
-            of tensors (each gets its number as its name). Entries that are None are left out. Tensors on NVIDIA GPUs are
-            broadcast there, and must be on a GPU on all ranks; tensors on other devices are copied through host memory.
+        params: ``model.state_dict()`` or another mapping of names to tensors; ``model.named_parameters()`` or another iterable
+            of (name, tensor) pairs; or an iterable of tensors, each of which gets its number as its name. Tensors that are None
+            are left out. Tensors on NVIDIA GPUs are broadcast there, and must be on a GPU on all ranks; tensors on other
+            devices are copied through host memory.
         root_rank: the root's rank in the whole job, the same on all ranks.
         process_set: the ranks that take part; the root is one of them.
 
@@ -169,8 +170,8 @@ def _placeholder_of(value: Any) -> Any:
 def _with_memory(structure: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """A copy of the structure of an optimizer's state, with memory on this rank in place of each placeholder.
 
-    For a tensor that the root has in host memory, this is host memory. For any other tensor, the memory is on the device of the
-    tensor's parameter on this rank; if the tensor is an option of a group, on the device of the group's first parameter.
+    For a tensor that the root has in host memory, the memory is host memory. For any other tensor, the memory is on the device
+    of the tensor's parameter on this rank; if the tensor is an option of a group, on the device of the group's first parameter.
     """
     host = torch.device("cpu")
     devices: dict[Any, torch.device] = {}  # of the parameters, by their keys in the structure

@@ -65,7 +65,7 @@ def reach_steps(optimizer: Any) -> Callable[[], None]:
 
 
 def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
-    """For a hook that calls this function: does the hook run for a step inside another step of the same optimizer?
+    """Does the hook that calls this function run for a step inside another step of the same optimizer?
 
     If the steps of a class and of its base class both call hooks, one step is inside the other.
     """
@@ -85,7 +85,7 @@ def change_closure(
     Args:
         args: the step's arguments, as the hook gets them: the first is the optimizer.
         kwargs: the step's keyword arguments.
-        change: makes the other closure from the step's own.
+        change: makes the other closure from the step's closure.
 
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -102,7 +102,7 @@ class ParameterWatch:
     """Finds parameters that the program has added to an optimizer without hvdlite.
 
     Args:
-        known: the known parameters and their names; hvdlite adds parameters to this mapping.
+        known: maps each known parameter to its name. When hvdlite adds a parameter to the optimizer, this mapping gets it, too.
         label: the name of the optimizer, for error texts.
     """
 

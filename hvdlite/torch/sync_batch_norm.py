@@ -6,8 +6,9 @@ Computing Sample Variances", 1979. In the backward pass each rank adds up its ow
 ranks' sums.
 
 Exchanged values are in float64, on the input's device if the engine can use that device's memory, and otherwise on the host.
-This file applies to the input only operations that torch has for every device. Python code needs the sum of the counts. If the
-input is on a GPU, the counts are exchanged separately, in host memory: to read them from the GPU, the host would have to wait.
+This file applies to the input only operations that torch has for every device. Python code needs the sum of the counts on the
+host. So if the input is on a GPU, the counts are exchanged separately, in host memory: to read them from the GPU, the host
+would have to wait.
 """
 
 import math
@@ -39,7 +40,7 @@ class SyncBatchNorm(_BatchNorm):
     differ in size and may be empty on some ranks.
 
     The input's gradient is the gradient of the sum of all ranks' training losses. The gradients of weight and bias are sums
-    over this rank's batch, for `DistributedOptimizer` to reduce. Gradients can be differentiated again (``create_graph=True``
+    over this rank's batch; `DistributedOptimizer` reduces them. Gradients can be differentiated again (``create_graph=True``
     on all ranks, for example for a gradient penalty). In this case the backward pass takes two more allreduces, and the second
     backward pass has allreduces, too.
 

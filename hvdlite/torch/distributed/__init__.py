@@ -1,4 +1,4 @@
-"""hvdlite as a backend of torch.distributed, for DDP, FSDP and other programs that call torch.distributed's functions. Tensors
+"""hvdlite as a backend of torch.distributed, for DDP, FSDP and all other code that calls torch.distributed's functions. Tensors
 are in host memory or on NVIDIA GPUs.
 
     import hvdlite.torch.distributed
@@ -14,8 +14,8 @@ cases rank and size must equal hvdlite's. hvdlite runs the collectives and the m
 
 `Work.wait` of a collective on GPU tensors orders the current stream after the collective, as with torch's NCCL backend. If the
 tensors travel by NCCL, `wait` does not wait for the GPU. If they go through host memory, `wait` waits until the ranks have
-exchanged them there; only the copy of the result to the GPU may still run. A message with a GPU tensor always goes through host
-memory, and `wait` of its send waits until the tensor has been received.
+exchanged them there. After that, only the copy of the result to the GPU can still be running. A message with a GPU tensor
+always goes through host memory, and `wait` of its send waits until the tensor has been received.
 """
 
 import torch.distributed as dist

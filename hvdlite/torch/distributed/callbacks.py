@@ -3,16 +3,16 @@ starts the second one in a callback.
 
 torch's collectives have no names, so a group numbers them in the order of the calls. A callback has no fixed place in that
 order: it runs in the thread that completes the future, or, if the future is complete already, in the thread that attaches
-the callback. So each callback has its own count of collectives. For example, the second callback of collective 7's future has
-the path "7t2", and its first collective has the number "7t2.1". If ``then`` attached this callback, ``then`` returned another
-future, whose callbacks have the paths "7t2t1", "7t2t2", ... So ranks with the same program give a collective the same number,
-in whatever order their threads run.
+the callback. So each callback has its own count of collectives, and a *path* with which the numbers of these collectives begin.
+For example, the second callback of collective 7's future has the path "7t2", and the first collective of this callback has the
+number "7t2.1". If ``then`` attached this callback, ``then`` returned another future, whose callbacks have the paths "7t2t1",
+"7t2t2", ... So ranks with the same program give a collective the same number, in whatever order their threads run.
 
 torch's C++ code makes most futures, such as those that ``then`` returns. It uses torch's class for them, and never a class that
 derives from torch's class. So this module replaces the methods of torch's class, for all futures of the process. For a future
-that does not come from a collective of hvdlite, the new methods only call torch's own. One example is a future of
-``torch.futures.collect_all``. If a callback of such a future starts collectives, they are counted with the collectives of the
-program, or with those of the numbered callback that the thread runs at this moment.
+that does not come from a collective of hvdlite, such as a future of ``torch.futures.collect_all``, the new methods only call
+the methods of torch. If a callback of such a future starts collectives, they are counted with the collectives of the program,
+or with those of the numbered callback that the thread runs at this moment.
 """
 
 import threading
@@ -26,12 +26,12 @@ import torch
 class CallCounter:
     """Counts collectives and callbacks, so that each gets a number.
 
-    The counter of a program counts the program's collectives. The counter of a collective's future counts the callbacks of this
-    future. The counter of a callback counts both: the collectives that the callback starts, and the callbacks of the future
-    that ``then`` has returned for it.
+    A program has one counter for each group, which counts the group's collectives outside of numbered callbacks. The counter of
+    a collective's future counts the callbacks of this future. The counter of a callback counts both: the collectives that the
+    callback starts, and the callbacks of the future that ``then`` returned when it attached the callback.
 
     Args:
-        group: the key of the group to which the program, or the collective of the future, belongs.
+        group: the key of the group. The counter of a future or a callback has the group of the future's collective.
         path: the number of the collective, such as "7", or the path of the callback, such as "7t2"; empty for a program.
     """
 
@@ -63,9 +63,9 @@ class CallCounter:
         self._counts[group] = self._counts.get(group, 0) + 1
 
     def callback(self) -> "CallCounter":
-        """Makes the counter of a new callback of a future. Call this method of the future's own counter.
+        """Makes the counter of a new callback of a future. Call this method on the future's counter.
 
-        The future comes from a collective of hvdlite, or from ``then``.
+        The future must come from a collective of hvdlite, or from ``then``.
         """
         with self.lock:
             self._callbacks += 1

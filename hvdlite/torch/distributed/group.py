@@ -1,11 +1,11 @@
-"""The functions of torch.distributed, which call the collectives and messages of hvdlite.
+"""The methods that torch.distributed's functions call. They start the collectives and messages of hvdlite.
 
 torch's collectives have no names: all ranks of a group call them in the same order. So each group numbers its collectives, and
 the name that hvdlite negotiates contains the number and torch's name for the operation. If ranks call different operations, the
 names differ, and deadlock detection says which rank waits for what. callbacks.py numbers the collectives that callbacks start.
-A group may have the name of a destroyed group. So each group also has a *generation*, the count of groups with the same ranks.
-The names of operations contain it, so the operations of the new group never match those of the destroyed group. Messages from
-rank to rank have no numbers, because only two ranks know of them.
+A new group may have the name of a destroyed group. So each group also has a *generation*, its number among the groups of the
+same ranks. The names of operations contain the generation, so the operations of the new group never match those of the
+destroyed group. Messages from rank to rank have no numbers, because only two ranks know of them.
 
 torch 2.13 has renamed some methods; these methods also have their old names here, for earlier versions. Over 400 lines, because
 there is a method for each of torch's functions.
@@ -46,8 +46,8 @@ _OPS = (
 _BITWISE = ((ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or), (ReduceOp.BXOR, torch.bitwise_xor))
 
 
-# For each list of ranks: how many groups of exactly these ranks were made since hvdlite.init(). All members of a group have the
-# same number, because they make their groups in the same order.
+# For each list of ranks: how many groups of exactly these ranks were made since hvdlite.init(). All members of a group count
+# the same number, because they make their groups in the same order.
 _generations: Counter[tuple[int, ...]] = Counter()
 
 
@@ -84,7 +84,7 @@ def create_group(options: Any, backend_options: Any) -> "HvdliteProcessGroup":
     return HvdliteProcessGroup(process_set, options.group_rank, options.group_size, options.group_id, key, options.timeout)
 
 
-# The stubs of each version of torch declare other overloads.
+# Any, because the overloads in torch's stubs differ between torch's versions.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -133,7 +133,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._end = self._end or "destroyed"
 
     def abort(self) -> None:
-        """Like `shutdown`; also, threads of this rank that wait for an operation of the group get an `AbortedError`."""
+        """Like `shutdown`. Besides, threads of this rank that wait for an operation of the group get an `AbortedError`."""
         self._end = "aborted"
 
     def _is_aborted(self) -> bool:
@@ -322,7 +322,10 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         targets: Sequence[Tensor | None] | None,
         opts: Any,
     ) -> HvdliteWork:
-        """Gathers all ranks' elements of each input into a list of outputs. If there is a target, the engine writes into it."""
+        """Gathers all ranks' elements of each input into a list of outputs.
+
+        `targets` has for each input the tensor in which the engine stores the gathered elements (see `target_for`), or None.
+        """
         flat = [source.detach().reshape(-1) for source in inputs]
 
         def finish(results: list[Tensor]) -> None:
@@ -370,7 +373,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_split_sizes: Sequence[int] | None,
         opts: Any = None,
     ) -> HvdliteWork:
-        """Sends some rows to each rank and receives some from each. Without split sizes all numbers of rows are equal."""
+        """Sends some rows to each rank and receives some from each. Without split sizes, tensors are cut into equal parts."""
         row = input[0].numel() if len(input) else 0
         splits = [rows * row for rows in self._rows("input", input, input_split_sizes)]
         parts = list(torch.split(output.detach(), self._rows("output", output, output_split_sizes)))
@@ -491,7 +494,7 @@ class HvdliteProcessGroup(_ProcessGroup):  # type: ignore[misc]
             inputs: the tensors to reduce.
             outputs: the tensors for this rank's results.
             pick: (for a bitwise operator) takes this rank's part of a flat result; None: this rank gets no part.
-            finish: as for `_start`.
+            finish: as for `HvdliteWork`.
             opts: torch's options.
 
         Raises:

@@ -23,7 +23,7 @@ def check_own_output(label: str, source: Tensor, output: Tensor) -> None:
 
 
 def check_same_dtype(label: str, source: Tensor, output: Tensor) -> None:
-    """Checks that an output has the dtype of its input, because otherwise the copy into the output would convert the result.
+    """Checks that an output has its input's dtype, because a copy into an output of another dtype would convert the result.
 
     Raises:
         InvalidArgumentError: the dtypes differ.

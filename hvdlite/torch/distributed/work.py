@@ -1,10 +1,10 @@
 """The `Work` that a function of torch.distributed returns, on top of a `Handle`.
 
 A caller of `Work.wait` waits inside hvdlite, drives the engine and gets hvdlite's own exceptions. C++ code (DDP's reducer) and
-callbacks need a future instead. If the operation is still in flight when they ask for it, a new thread completes the future.
-One thread for all futures is not possible, because a future's callbacks run in the thread that completes the future, and may
-wait for other futures. Besides, the engine's deadlock detection would treat an idle thread as a caller that may still submit
-operations.
+callbacks need a future instead. If the operation is still in flight when they ask for the future, a new thread completes the
+future. One thread for all futures is not possible, because a future's callbacks run in the thread that completes the future,
+and may wait for other futures. Besides, such a thread would sometimes be idle, and then the engine's deadlock detection would
+treat it as a caller that may still submit operations.
 
 Each thread has its own current streams. So the first thread that notices the end of an operation on GPUs records events in its
 streams, and each later caller of `wait` orders its own streams after these events. A future that knows the GPUs of its tensors
@@ -27,14 +27,15 @@ from hvdlite.torch.gpu import events_of, order_after
 
 _Future = torch.futures.Future[Any]
 
-# If only C++ code of torch before 2.7 holds a Work, its C++ part stays alive, but Python frees the object with the methods
+# Before torch 2.7: if only C++ code holds a Work, the Work's C++ part stays alive, but Python frees the object with the methods
 # below. So `_recent` keeps the latest objects. The C++ code holds at most two works at a time.
 _TORCH_FREES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _recent: "deque[HvdliteWork]" = deque(maxlen=8)
 
 _first_call = threading.Lock()  # held while a work's future is made
 
-# If `wait` gets this timeout, it uses the timeout of the operation's options or of the group, as in torch.
+# If `wait` gets this timeout, it uses the timeout of the operation's options, or of the group if the options have none, as in
+# torch.
 _NO_TIMEOUT = timedelta(0)
 
 # At this interval a thread that waits checks whether its group was aborted.
@@ -89,7 +90,8 @@ class HvdliteWork(Work):
         """Waits until the operation has ended and the tensors hold the result.
 
         Args:
-            timeout: the longest wait; by default the timeout of the operation's options or of the group.
+            timeout: the longest wait; by default the timeout of the operation's options, or of the group if the options have
+                none.
 
         Returns:
             True. On a GPU the operation may still run, but the current stream is ordered after the operation.
@@ -188,7 +190,7 @@ class HvdliteWork(Work):
                 return self._future
             devices = sorted({output.device.index for output in self._outputs if output.is_cuda})
             begun: _Future = torch.futures.Future(devices=[torch.device("cuda", index) for index in devices])
-            # C++ code does not see an exception that is set on a future, but it sees one that a callback raises.
+            # C++ code sees an exception if a callback raises it, but not if it is set on a future. So a callback raises it.
             future = begun.then(self._outcome)
             self._numbered(future)
             self._future = future
@@ -213,7 +215,8 @@ class HvdliteWork(Work):
 
     def _begin(self, begun: _Future) -> None:
         """Completes `begun`, whose callback is `_outcome`. If a completed future holds GPU tensors, torch orders the streams of
-        its callbacks after the current streams of this thread. So this method first orders these streams after the results.
+        its callbacks after the current streams of the thread that completes the future. So this method, before it completes
+        `begun`, orders the current streams of its thread after the results.
         """
         order_after(self._events)
         begun.set_result(self._outputs if self._events else None)
