@@ -181,8 +181,8 @@ void SetNegotiation::carry_out_verdicts() {
   }
 }
 
-// These keys are decided. If keep_port() diverted such a key later, its cell would stay in the table until the key is decided
-// again or the port closes. An unnamed operation's key is never decided again.
+// These keys are decided. If keep_port() diverted such a key later, the key's cell would stay in the table until the key is
+// decided again or the port closes. An unnamed operation's key is never decided again.
 void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
   if (upkeep_.divert.empty()) return;
   std::ranges::sort(decided);

@@ -6,7 +6,7 @@
 //    decided_         decisions, in the order of execution  in collect()
 //    settled_names_   the names of settled operations in    in collect()
 //                     groups_ and decided_
-//    slots_           agreed responses that members may     never; a slot gets another name only when all slots are in use
+//    slots_           agreed responses that members can     never; a slot gets another name only when all slots are in use
 //                     name by number
 //
 // An example with three members. x belongs to no group; a and b are the group g:
@@ -124,9 +124,9 @@ void Coordinator::add(int member, RequestPtr request) {
   RequestTally& tally = tallies_[request->name];
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
-  // A correct member announces an operation again only if its first announcement was void. Void ones are not counted.
+  // A correct member announces an operation again only if its first announcement was void. Void announcements are not counted.
   HVD_CHECK(place == nullptr);
-  // If the lowest member that has asked has sent an equal request, the tally gets that member's object instead. Then equal
+  // If `request` equals the request of the lowest member that has asked, the tally gets that member's object instead. So equal
   // requests are usually one object, and settle() and validate() need not compare their fields.
   if (tally.count > 0) {
     const RequestPtr& first = first_given(tally.requests);

@@ -23,13 +23,12 @@
 // A member also sends an acknowledgement to report that it has read a closing, or, while the ledger is closed, that it has read
 // another exception. (The next list explains exceptions, and why members report them.)
 //
-// There are three more differences from the ledger in shared memory:
+// There are three other differences from the ledger in shared memory:
 //   - A step is made later than it is asked for. So when the copies make an announcement, the log can have an entry that the
 //     announcing member had not read when it sent the announcement: the key was diverted or decided, or the ledger was closed.
 //     All log entries of other kinds than kComplete are called exceptions. They are numbered, and each message says how many
-//     exceptions its sender has read. If an exception concerns the announced key (a closing concerns all keys), comes before the
-//     announcement in the order, and had not been read by the sender, the announcement is void. The sender takes the unit back
-//     when it reads the exception.
+//     exceptions its sender has read. An announcement is void if an earlier exception concerns its key, and its sender had not
+//     read this exception. (A closing concerns all keys.) The sender takes the unit back when it reads the exception.
 //   - A member that leaves or joins waits until all members have read a closing that comes after its last announcement. If it
 //     is the coordinator, it also waits until all have read its lists. Then all have executed the operations in which it took
 //     part. So members report a closing at once when they have read it, and also each exception that they read while the ledger
