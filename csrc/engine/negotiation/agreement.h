@@ -7,10 +7,10 @@
 // Throws: Error(Internal) if a member sends, or writes into the shared memory, something that no correct member would; also
 // whatever sending a message throws.
 //
-// Each try_... is one step: the other members see all of it or nothing. (With copies, each prepared unit of try_announce is a
-// step of its own.) A step may be refused; the caller tries it again later. With copies a step counts as done when its message
-// has been sent, although the copies make it later, in their common order. But try_close() with copies counts as done only when
-// all members have read the closing (the log entry kClosed).
+// Each try_... is one step: the other members see all of it or nothing. (With copies, try_announce makes one step for all units
+// that are not prepared, and one step for each prepared unit.) If a step is refused, the caller tries it again later. With
+// copies a step counts as done when its message has been sent, although the copies make it later, in their common order. But
+// try_close() with copies counts as done only when all members have read the closing (the log entry kClosed).
 //
 // If a member dies in the middle of a step in shared memory, the other members see nothing of this step, and all their later
 // steps are refused. If it dies in the middle of a step with copies, perhaps only some members get the message, and the copies
@@ -72,7 +72,7 @@ class Agreement {
     std::uint64_t key = 0;  // the unit's key; of a response list its number
     Kind kind = Kind::kComplete;
     // A member's index. Of a complete unit: the last member to announce it (with copies: the member whose announcement arrived
-    // last at this copy). Otherwise: the member that appended the entry.
+    // last at this copy). Of any other entry: the member whose step appended it.
     std::uint8_t by = 0;
     std::uint16_t contributors = 0;  // of a complete unit: members with a value
     std::uint16_t prepared = 0;      // of a complete unit: 1 if all members have prepared it
@@ -127,7 +127,7 @@ class Agreement {
   // Called by the coordinator: makes these changes, and removes from `upkeep` those that this step has made.
   virtual Step try_keep(Upkeep& upkeep) = 0;
 
-  // This member has left, and reads the log no more. So no entry is kept for it.
+  // Called when this member has left, and reads the log no more. After the call no entry is kept for this member.
   virtual void stop_reading() {}
 
   // --- only for copies ---
@@ -142,7 +142,7 @@ class Agreement {
   virtual bool acknowledge() { return false; }
   // Another member (by its index) makes no more steps, and all its steps have arrived.
   virtual void left(int /*member*/) {}
-  // This member makes no more steps. Of the other members' steps it still needs the coordinator's lists.
+  // This member makes no more steps. Of the other members' steps it still needs only the coordinator's lists.
   virtual void leave() {}
   // Adds the state of this member's copy to a digest (Negotiation::digest).
   virtual void add_to(base::Hasher& /*hasher*/) const {}

@@ -6,14 +6,15 @@
 //                                                                                          │
 //    member:                           check_fits ◄── check_received(Response) ◄── decoder ◄┘
 //
-// check_received asks whether any correct rank could have sent this request or response, and needs only the set. If only the
-// slot of a request arrives, nothing is checked again: the request was checked when it arrived in full. check_fits compares the
-// response with this rank's own entry. Each response that has no error is compared, also if only its slot arrived, because a
-// wrong slot would stand for another tensor.
+// check_received asks whether a correct rank could have sent this request or response. For this it needs to know only the set.
+// If only the slot of a request arrives, nothing is checked again: the request was checked when it arrived in full. check_fits
+// compares the response with this rank's own entry. Each response that has no error is compared, also if only its slot arrived,
+// because a wrong slot would stand for another tensor.
 //
-// If the content hashes are equal, check_fits compares no more fields. Otherwise with_differences() copies this rank's own
-// request, and replaces in the copy the fields that may differ between ranks by those of the agreed request. Then == compares
-// all fields of the copy with the agreed request.
+// check_fits checks the arena and the rows first. Then it looks at three fields: content hash, kind and count. If all three are
+// equal in the agreed request and in this rank's own, it compares no other field. If one of them differs, with_differences()
+// copies this rank's own request, and replaces in the copy the fields that may differ between ranks by those of the agreed
+// request. Then == compares all fields of the copy with the agreed request.
 // So a field that someone adds to Request (and to seal()) must be equal on all ranks, unless with_differences() copies it.
 //
 // No check can overflow: sum_is_at_most() subtracts from the limit instead of adding.
@@ -63,7 +64,8 @@ std::span<const std::int64_t> rows_of(const Response& response, int index, std::
   return std::span(response.sizes).subspan(static_cast<std::size_t>(index) * each, each);
 }
 
-// Copies from `agreed` the fields in which members may differ. All other fields must be equal.
+// Returns a copy of `mine`, with the values of `agreed` in those fields in which members may differ. check_fits requires that
+// the copy equals `agreed`.
 Request with_differences(const Request& mine, const Request& agreed) {
   Request expected = mine;
   expected.absent = agreed.absent;

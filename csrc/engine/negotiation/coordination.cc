@@ -22,7 +22,8 @@
 //    5  keep_port            opens the port again, unless there is another reason to keep it closed
 //
 // While attentive_ is false, the Coordinator only waits for other ranks, and a pass calls neither keep_port nor send_decided.
-// An Announcement, LedgerSteps, a Verdict, a closing, or a member that leaves sets attentive_ (attend).
+// attentive_ becomes true (attend) when an Announcement, LedgerSteps or a Verdict arrives, when this rank reads a closing, and
+// when a member leaves.
 
 #include <algorithm>
 #include <utility>
@@ -36,8 +37,8 @@ using Step = Agreement::Step;
 
 namespace {
 
-// While the coordinator counts more names than this (Coordinator::open), a closed port stays closed: when the port opens, the
-// keys of all these names go into its table.
+// While the coordinator counts more names than this (Coordinator::open), a closed port stays closed. The reason: the step that
+// opens the port puts the keys of all these names into the port's table.
 constexpr std::size_t kMostOpenRequests = 1024;
 
 std::vector<std::uint64_t> keys_of(const std::vector<RequestPtr>& requests) {
@@ -94,7 +95,7 @@ bool SetNegotiation::send_decisions() {
   }
   if (list.in_ledger) {
     const Step step = port_->try_list(coordinator_->sequence() + 1, keys);
-    // No decision is lost, because collect() is called only when the port has taken the list.
+    // A refusal loses no decision, because collect() is called only after the port has taken the list.
     if (step == Step::kRefused) {
       try_again_ = true;
       return false;
@@ -130,9 +131,9 @@ bool SetNegotiation::begin() {
   return true;
 }
 
-// Diverts keys that the coordinator counts, closes the port when it must be closed, and opens it again. Returns true if the
-// port has taken the step. In shared memory, if the log has too little room, the step makes only some of the changes, or none.
-// Then upkeep_ keeps the others for a later pass.
+// Diverts keys that the coordinator counts, closes the port when it must be closed, and opens it again when it need not be
+// closed any more. Returns true if the port has taken the step. In shared memory, if the log has too little room, the step
+// makes only some of these changes, or none. Then upkeep_ keeps the remaining changes for a later pass.
 bool SetNegotiation::keep_port() {
   const bool closed_by_need = coordinator_->needs_messages() || !verdicts_.empty();
   upkeep_.reopen = !port_->is_open() && !closed_by_need && !upkeep_.close;
@@ -148,11 +149,12 @@ bool SetNegotiation::keep_port() {
   return step != Step::kRefused;
 }
 
-// If the port has begun, this is step 1 of a verdict (at the head of this file), and requests step 2. If the port has not
-// begun, or if there is no port, no unit can become complete at a port, so the operations fail at once. While a port has not
-// begun, members perhaps hold operations that they have not announced. So these fail, too. If there is no port, the members
-// announce all operations to the coordinator. So the coordinator fails only those that it counts: it decided the others before
-// the verdict arrived.
+// If the port has begun, this function is step 1 of a verdict (at the head of this file), and requests step 2. If the port has
+// not begun, or if there is no port, no unit can become complete at a port, so operations fail at once:
+//   - If the port has not begun, members perhaps hold some of the operations and have announced them nowhere. So all operations
+//     of the verdict fail, also those that the coordinator does not count.
+//   - If there is no port, the members announce all operations to the coordinator. So the coordinator fails only the operations
+//     that it counts. It decided the others before the verdict arrived.
 void SetNegotiation::hear(Verdict message) {
   if (!coordinator_) return;
   attend();
@@ -179,8 +181,8 @@ void SetNegotiation::carry_out_verdicts() {
   }
 }
 
-// These keys are decided. If keep_port() diverted such a key later, its cell would stay in the table until the key is decided
-// again or the port closes. An unnamed operation's key is never decided again.
+// These keys are decided. If keep_port() diverted such a key later, the key's cell would stay in the table until the key is
+// decided again or the port closes. An unnamed operation's key is never decided again.
 void SetNegotiation::divert_no_more(std::vector<std::uint64_t> decided) {
   if (upkeep_.divert.empty()) return;
   std::ranges::sort(decided);

@@ -6,7 +6,7 @@
 //    decided_         decisions, in the order of execution  in collect()
 //    settled_names_   the names of settled operations in    in collect()
 //                     groups_ and decided_
-//    slots_           agreed responses that members may     never; a slot gets another name only when all slots are in use
+//    slots_           agreed responses that members can     never; a slot gets another name only when all slots are in use
 //                     name by number
 //
 // An example with three members. x belongs to no group; a and b are the group g:
@@ -18,11 +18,11 @@
 //    0: b             x by 0, 1                         a, b
 //    2: x                                               a, b, x
 //
-// If collect() comes now, list 1 says: a gets slot 0, b slot 1, x slot 2. If the requests do not change, the members announce
-// the next time only these slot numbers, and the list says only slot numbers.
+// If collect() is called now, list 1 says: a gets slot 0, b slot 1, x slot 2. If the members make the same requests again, they
+// announce only these slot numbers, and the list that answers them has only slot numbers.
 //
 // Messages cross: a member may announce something while a list is on its way to the member. `seen` is the number of lists that
-// the member had processed. Two kinds of announcements are void:
+// the member had processed when it announced. Two kinds of announcements are void:
 //
 //    list 8 gives slot 4 to another name    "slot 4" with seen 7 means the old name. The member processes list 8, finds that
 //    (AssignedSlot::filled is 8)            its slot is lost, and announces in full
@@ -46,8 +46,8 @@ namespace {
 
 bool cacheable(OpKind kind) { return kind != OpKind::kJoin && !base::changes_sets(kind); }
 
-// For the failure of a join, or of an operation that the coordinator does not count. In a failure, only the set and the name of
-// the request have to be right (Response::request).
+// The request for the failure of a join, or of an operation that the coordinator does not count. If a response has an error,
+// only the set and the name of its request have to be right (Response::request).
 RequestPtr name_only(SetId set, OpKind kind, const std::string& name) {
   Request request;
   request.set = set;
@@ -124,9 +124,9 @@ void Coordinator::add(int member, RequestPtr request) {
   RequestTally& tally = tallies_[request->name];
   if (tally.requests.empty()) tally.requests.resize(members_.size());
   RequestPtr& place = tally.requests[static_cast<std::size_t>(member)];
-  // A correct member announces an operation again only if its first announcement was void. Void ones are not counted.
+  // A correct member announces an operation again only if its first announcement was void. Void announcements are not counted.
   HVD_CHECK(place == nullptr);
-  // If the lowest member that has asked has sent an equal request, the tally gets that member's object instead. Then equal
+  // If `request` equals the request of the lowest member that has asked, the tally gets that member's object instead. So equal
   // requests are usually one object, and settle() and validate() need not compare their fields.
   if (tally.count > 0) {
     const RequestPtr& first = first_given(tally.requests);
@@ -174,7 +174,7 @@ Coordinator::Settled Coordinator::settle(RequestTally tally) {
   if (!left_.ok()) {
     response.error = of_operation(*response.request, left_);
   }
-  // A slot needs a request of every member, because any member may announce it later.
+  // A slot needs a request of every member, because any member may announce the slot later.
   const bool keep = response.error.ok() && tally.count == size && cacheable(response.request->kind);
   auto shared = std::make_shared<const Response>(std::move(response));
   return {std::move(shared), keep ? std::move(tally.requests) : std::vector<RequestPtr>(), false};
@@ -309,8 +309,8 @@ void Coordinator::fail(const std::vector<std::string>& names, const Status& why)
     fail_one(request);
   }
   for (const std::string& group : lost_groups) groups_.erase(group);
-  // The other names fail, too: perhaps a member has such an operation, but has not announced it to the coordinator, for example
-  // because the operation waits until the port begins.
+  // The names that are left in `failing` fail, too: perhaps a member has an operation of this name, but has not announced it to
+  // the coordinator, for example because the operation waits until the port begins.
   for (const std::string& name : failing) {
     if (name == kJoinName && joined_count_ > 0) {
       failed_at_[name] = sequence_ + 1;
@@ -332,8 +332,8 @@ void Coordinator::fail_counted(std::vector<std::string> names, const Status& why
   fail(names, why);
 }
 
-// collect() assigns the slots, and not settle(), because an operation of a group can be settled before others that precede it
-// in the list. Members change their caches in the order of the lists, so the coordinator does, too.
+// Members fill the slots of their caches in the order of the list, so the coordinator must do the same. Therefore collect()
+// assigns the slots. In settle() the order could be another one: a group's operations are settled in any order.
 std::vector<Decision> Coordinator::collect() {
   std::vector<Decision> decisions;
   if (decided_.empty()) return decisions;

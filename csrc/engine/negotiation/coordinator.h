@@ -26,13 +26,13 @@ namespace hvdlite::engine {
 
 class Coordinator {
  public:
-  // join_refuses_others: fail the operations that refuse_without_joined() refuses.
+  // join_refuses_others: if it is true, an operation fails when refuse_without_joined() refuses it.
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
   // A member asks for an operation, in full or by a slot of the response cache. When the member announced the operation, it had
-  // processed the response lists up to number `seen`. Returns the request; null if the announcement is void, because a later
-  // list fails the operation or has refilled the slot.
+  // processed the response lists up to number `seen`. Returns the request, or null if the announcement is void: a list with a
+  // number above `seen` fails the operation or refills the slot.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
   // A member has left. All operations of the set that collect() has not returned fail with this text, and so do all that are
@@ -42,10 +42,11 @@ class Coordinator {
   // group, all operations of the group that the coordinator counts fail as well.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
-  // The caller must call fail_counted() for these operations later. Until then the coordinator settles none of them. Otherwise
-  // the last missing member of an operation could still ask for it, and the operation would run although the verdict says that
-  // it never can.
-  // Of these operations only a join, or one that is settled already and waits for its group, can still be decided.
+  // The caller must call fail_counted() for these operations later. Until then the coordinator settles none of them. If it
+  // settled one, the last missing member could still ask for this operation, and the operation would run although a verdict
+  // says that it never can.
+  // Only two kinds of these operations can still be decided: a join, and an operation that is settled already and waits for its
+  // group.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
   // Fails those of these operations that the coordinator still counts. After the call no operation of `names` is doomed.
   void fail_counted(std::vector<std::string> names, const base::Status& why);
@@ -63,7 +64,8 @@ class Coordinator {
   }
   // All decisions since the last call, in the order of execution. They become response list number sequence().
   std::vector<Decision> collect();
-  // The member whose request led to the latest decision since the previous call; -1: no request has led to a decision since.
+  // The member whose request led to the latest decision since the previous call. -1: since that call, no request has led to a
+  // decision.
   int take_last() { return std::exchange(last_, -1); }
   std::uint64_t sequence() const { return sequence_; }
   void add_to(base::Hasher& hasher) const;

@@ -70,7 +70,7 @@ class Effects {
   // Called just before announcements at a port. Work that takes time belongs in this function and not in announced_at_port():
   // after the announcements, other members perhaps wait for this rank.
   virtual void before_announcing() = 0;
-  // This many operations are now agreed, and the last request for any of them came from rank `rank`.
+  // This many operations are now agreed. Of all requests for these operations, the one that came last was of rank `rank`.
   virtual void came_last(int rank, std::size_t operations) = 0;
 };
 

@@ -1,6 +1,6 @@
-// First fit, in the order of the list: the first operation that is in no FusedOp begins one. Then each later operation joins
-// this FusedOp if it and the first operation are fusible() and compatible(), and if the bytes of the FusedOp stay within the
-// threshold. An example with a threshold of 10 bytes (the numbers in the list are bytes, too):
+// First fit, in the order of the list: the first operation that is in no FusedOp begins a new one. Then each later operation is
+// added to this FusedOp if it and the first operation are fusible() and compatible(), and if the bytes of the FusedOp stay
+// within the threshold. An example with a threshold of 10 bytes (the numbers in the list are bytes, too):
 //
 //    list:   a 4    b 4 (other dtype)    c 4    d 9    e 2
 //    plan:   {a, c, e}    {b}    {d}                           after a and c, d would make 17 bytes; e makes 10
@@ -25,7 +25,7 @@ bool fusible(const AgreedOperation& agreed, int ranks) {
   if (agreed.failed || request.kind != OpKind::kAllreduce || agreed.contributors == 0) return false;
   if (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage) return true;
   // A fusion buffer in host memory has zeros in place of an absent value, and zero is the identity only of sums. So operations
-  // of another op are fused only if every member has a value, in GPU memory as well.
+  // of another op are fused only if every member has a value. The same rule holds in GPU memory.
   return agreed.contributors == ranks;
 }
 
@@ -54,7 +54,7 @@ std::vector<std::vector<std::uint32_t>> plan_fusion(std::span<const AgreedOperat
     for (std::uint32_t j = i + 1; fusible(agreed[i], ranks) && j < agreed.size(); ++j) {
       const Request& candidate = *agreed[j].request;
       if (taken[j] || !fusible(agreed[j], ranks) || !compatible(agreed[i], agreed[j])) continue;
-      // Nothing joins a first operation above the threshold, not even an empty tensor.
+      // If the first operation is above the threshold, nothing is added to it, not even an empty tensor.
       if (bytes + candidate.bytes() > threshold) continue;
       bytes += candidate.bytes();
       taken[j] = true;

@@ -23,7 +23,7 @@
 //    the coordinator decides y in list 1          y is taken out                       list 1, by 0
 //
 // When member 0 announces y, the result tells it to send its request (Unit::by_message). Member 2 sends its own when it reads
-// "diverted y". If member 1 announces y before list 1, it finds the diverted cell and sends its request. The log gets no entry.
+// "diverted y". If member 1 announces y before list 1, it finds the diverted cell and sends its request, without a log entry.
 //
 // Members read the log without the lock. They see only whole entries, and none is overwritten too early:
 //   - unlock() stores `tail` (release) after the entries are written; a reader loads it (acquire) and stops there.
@@ -64,8 +64,8 @@ constexpr int kTriesBeforeYield = 64;
 
 }  // namespace
 
-// `tail` is not in the cache line of `locked`, because members load `tail` in every pass, and each try to lock takes the line
-// of `locked` away from them. Each position has a line of its own, too, because its member stores it after each entry.
+// `tail` is not in the cache line of `locked`: members load `tail` in every pass, and each change of `locked` takes its line
+// away from them. Each position has a line of its own, too, because its member stores the position after each entry.
 struct Ledger::Header {
   // Of the last ledger that began in this memory.
   alignas(base::kCacheLine) std::atomic<std::uint32_t> serial;
@@ -133,7 +133,7 @@ std::uint64_t Ledger::first_sequence() const { return header_->first_sequence; }
 std::uint64_t Ledger::news() const { return header_->tail.load(std::memory_order_acquire); }
 
 Ledger::LogEntry Ledger::front() const {
-  // This member's unread entries are not overwritten (has_room), so there are never more than the ring holds.
+  // Entries that this member has not read are not overwritten (has_room), so there are never more of them than the ring holds.
   if (news() - read_ > capacity_.entries) damaged("its log is longer than it can be");
   const LogEntry entry = entries_[read_ & (capacity_.entries - 1)];
   if (entry.kind > Kind::kList) damaged("its log holds an entry of an unknown kind");

@@ -4,8 +4,8 @@
 // The ledger has a table and a log. A member announces a unit (an operation, or a whole group) by its key (a hash of its name)
 // and content (a hash of everything that must agree). The first announcement makes a cell in the table. Each announcement sets
 // the bit of its member in the cell. The last one takes the cell out and appends "complete" to the log. Each member reads the
-// log when it can, and executes the entries in order. So an agreement costs each member one short critical section, and a
-// member that sleeps delays it only until the member announces the unit.
+// log when it can, and executes the entries in order. So an agreement costs each member one short critical section. The
+// agreement does not wait for a member that sleeps after its announcement.
 //
 // Operations on which the members do not agree in this way go to the coordinator in messages. The ledger keeps these two ways
 // of agreement apart:
@@ -25,8 +25,8 @@
 //
 // Every unit is agreed exactly once, here or by the coordinator, and all members see one order, because
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
-//  2. a member announces only when it has read the whole log (up_to_date). So all entries that concern its earlier
-//     announcements of this key are read by then, and a later entry concerns the new announcement;
+//  2. a member announces only when it has read the whole log (up_to_date). So it has read all entries that concern its earlier
+//     announcements of the same key, and a later entry with this key concerns the new announcement;
 //  3. the coordinator diverts the key of every request that it accepts, and then all members that ask for this unit send their
 //     requests, too. The member that sent the first request announces the key here only after the decision. So from the first
 //     request to the decision no unit with this key can complete here;
@@ -36,13 +36,13 @@
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
 //     after that. A member that fails tries to close the ledger, too, for some milliseconds. It need not read the log, because
 //     it executes nothing more.
-// A member cannot take back a unit that it has announced: the unit waits until the member reads an entry that ends this wait
-// (complete, diverted, closed, or a list that decides the unit). tests/unit/test_ledger.py walks through every interleaving of
-// small cases.
+// A unit that a member has announced waits until the member reads an entry that ends this wait: complete, diverted, closed, or
+// a list that decides the unit. Before that, the member cannot take the unit back. tests/unit/test_ledger.py walks through
+// every interleaving of small cases.
 //
 // Each step (try_... of Agreement) is one critical section. If a member dies, or fails, while it holds the lock, all steps of
-// the others are refused. They do not wait: they try again later, and meanwhile learn of the death or failure. What the holder
-// had appended since it took the lock is never visible.
+// the others are refused. The other members do not wait: they try again later, and meanwhile learn of the death or failure.
+// What the holder had appended since it took the lock is never visible.
 //
 // Thread: the holder of a rank's progress token calls that rank's object. Owns: this rank's place in the log, and a reference
 // to the region's SharedChannel, by which this rank counts as a user of the region. Blocks: never; try_abandon may take some

@@ -7,8 +7,8 @@
 // Entries that must go by message are not moved on: admit() returns them, and announce() adds them to `by_message`. take_all()
 // and withdraw() find entries in each of the three tables. units_[i] and waiting_[i] belong to the same unit.
 //
-// If entries of an incomplete group go by message, the later ones must follow them, because in groups_ the group would never
-// become complete. sent_groups_ counts those that are still to come. An example with the group g of a, b and c:
+// If entries of an incomplete group go by message, the later entries of the group must go by message, too: in groups_ the group
+// would never become complete. sent_groups_ counts the entries that are still to come. An example with the group g of a, b, c:
 //
 //    admit(a), admit(b)     groups_: g has a, b
 //    withdraw(b)            the coordinator has decided that b fails: returns a and b. sent_groups_: 1 entry of g is to come
@@ -29,8 +29,8 @@ namespace {
 // Larger allgathers and alltoalls go by message: the coordinator checks that one tensor can hold the rows of all members.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 40;
 constexpr std::size_t kMostBytesOfRows = std::size_t{1} << 40;
-// The most names in uneven_. When uneven_ has this number of names, all are removed before a name is added. If the rows of a
-// removed name still differ, its next announcement is diverted, and the name is added again.
+// uneven_ has at most this many names. If it is full, all names are removed before a new one is added. If the rows of a removed
+// name still differ, the next announcement with this name is diverted, and the name is added again.
 constexpr std::size_t kMostUneven = 1024;
 
 // Are equal requests of all members enough for an agreement on this operation? For a join they are not: each single join
@@ -117,7 +117,7 @@ std::vector<Entry> LocalUnits::admit_to_group(Entry entry) {
   group.push_back(std::move(entry));
   if (group.size() < size) return {};
   // A rank may submit the entries in any order. But all members must have the unit's entries in the same order, because this
-  // order decides the unit's content, and in which order the operations run.
+  // order decides the unit's content (a hash) and the order in which the operations run.
   if (!std::ranges::is_sorted(group, in_order)) std::ranges::sort(group, in_order);
   std::vector<Entry> unit = std::move(group);
   groups_.erase(key);

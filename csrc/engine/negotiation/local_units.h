@@ -1,6 +1,7 @@
-// This rank's units: those that it has announced at an Agreement, and those that it will announce there.
+// This rank's units of one process set: those that it has announced at the set's port (an Agreement, agreement.h), and those
+// that it will announce there.
 // Thread: the holder of the progress token. Owns: these units' entries until the caller takes them back. Blocks: no.
-// Throws: what the Agreement throws. Even if it throws, no entry is lost.
+// Throws: what the port throws. Even if it throws, no entry is lost.
 //
 // A unit is one operation, or a group of operations. A group is announced when this rank has submitted all of it. Some
 // operations need the coordinator and are no units: joins, changes of process sets, very large allgathers and alltoalls
@@ -24,7 +25,7 @@ namespace hvdlite::engine {
 
 class LocalUnits {
  public:
-  // Adds the keys that a request can have at an Agreement: its own key and, if it belongs to a group, the group's.
+  // Adds the keys that a request can have at the port: its own key and, if it belongs to a group, the group's key.
   static void add_keys(const Request& request, std::vector<std::uint64_t>& keys);
 
   // Takes an entry of this rank. When this rank has submitted the whole unit, the unit waits for announce(). Returns the
@@ -54,7 +55,7 @@ class LocalUnits {
   template <typename Announced>
   Agreement::Step announce(Agreement& agreement, std::vector<Entry>& by_message,
                            Announced announced);
-  // How many units wait? How many of them belong to no group, so that they may be fused with others?
+  // How many units wait? And how many of them are single operations without a group, which may be fused with each other?
   std::size_t waiting() const { return waiting_.size(); }
   std::size_t waiting_singles() const;
   // Calls prepare(unit) for each waiting unit. prepare(unit) returns the unit's payload, or nothing if the unit is not
@@ -91,7 +92,7 @@ class LocalUnits {
   std::vector<std::vector<Entry>> waiting_;
   std::unordered_map<std::uint64_t, std::vector<Entry>> announced_;  // by key
   // Hashes of the names of allgathers and alltoalls whose rows differed between ranks the last time. If a request with such a
-  // name were announced, the Agreement would only divert it to the coordinator. Unnamed operations of a kind count as one name.
+  // name were announced, the port would only divert it to the coordinator. Unnamed operations of a kind count as one name.
   std::unordered_set<std::uint64_t> uneven_;
 };
 

@@ -96,7 +96,7 @@ class Negotiation {
   // --- questions ---
   // Does this rank have entries that are not agreed?
   bool has_pending() const;
-  // As SetNegotiation::tries_again, for any set.
+  // Is SetNegotiation::tries_again() true for at least one set?
   bool tries_again() const;
   // Do all ranks of the job agree in shared memory?
   bool agrees_in_memory() const { return agrees_in_memory_; }
@@ -111,8 +111,9 @@ class Negotiation {
   }
   // Removals that this rank holds back until its operations on the set have ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
-  // Differs for states that may continue differently. Includes the state of this rank's copies of ledgers. Leaves out the
-  // members and the regions of the sets: whoever compares jobs with different changes of sets must add these.
+  // A hash of the state. It differs for states that can continue differently. Includes the state of this rank's copies of
+  // ledgers. Leaves out the members and the regions of the sets: whoever compares jobs with different changes of sets must add
+  // these.
   std::uint64_t digest() const;
 
  private:

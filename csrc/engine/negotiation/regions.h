@@ -18,8 +18,9 @@ class Regions {
     // The region is free for this set when ranks of this host have left it this many times since the window was made.
     std::uint64_t departures = 0;
   };
-  // One region if all members are on one host, and two if they are on several hosts (collectives/comm.h says why). None if no
-  // host has several members, if too few regions are unused, or if members are on several hosts and some host has no window.
+  // What a set gets: one region if all members are on one host, two if they are on several hosts (collectives/comm.h says why).
+  // It gets none if no host has several members of the set, if too few regions are unused, or if the members are on several
+  // hosts and a host of the job has no window.
   struct Grant {
     std::optional<Region> first;
     std::optional<Region> second;

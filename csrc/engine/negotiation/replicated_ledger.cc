@@ -26,8 +26,8 @@
 //                 and diverted keys                            or at a closing
 //    log_         entries that this member has not read        in pop
 //    payloads_    those of the prepared units in log_          in pop, with the unit's entry
-//    excepted_    each key's last exception (a diversion or    when each member that has not left has sent a message after
-//                 a decision), by its number                   reading the exception, and the steps of this message are made
+//    excepted_    of each key the number of its last           when each member that has not left has sent a message after
+//                 exception (a diversion or a decision)        reading the exception, and the steps of this message are made
 //
 // An example of an acknowledgement. So far the last stamp of each of the three members is 4. Members 0 and 2 announce x (stamp
 // 5). Member 1 announces y (stamp 5) and then x (stamp 6). All do so before they hear of the others. When all these messages
@@ -62,8 +62,8 @@ namespace {
   throw base::Error(base::ErrorCode::kInternal, std::string("it ") + what);
 }
 
-// For announce(): a message of one member may let this copy make another member's step. So the text names the member that has
-// sent the wrong step.
+// For announce(): perhaps the wrong step has waited in this copy. So its sender is not always the member whose message has just
+// arrived, and the text names the sender.
 [[noreturn]] void wrong(int member, const SetId& set, const char* what) {
   throw base::Error(base::ErrorCode::kInternal, "member " + std::to_string(member) +
                                                     " of process set " + std::to_string(set.id) +
@@ -200,10 +200,11 @@ bool ReplicatedLedger::acknowledge() {
 void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
                             std::uint64_t following) {
   message.set = set_;
-  // Lamport's clock would take highest_ + 1. But if this member has just heard a step, its own step would then have a later
-  // stamp, and might have to wait until the other member sends one more message. With highest_ itself the step need not wait
-  // for that member. Of several messages in a row the last one gets highest_: if highest_ is 9 and this member's last stamp is
-  // 5, three messages get 7, 8 and 9. For the common order it is enough that the stamps of each member grow (has_passed).
+  // Lamport's clock would take highest_ + 1. But if this member has just heard a step with the stamp highest_, its own step
+  // would then have a later stamp, and perhaps have to wait until the sender of that step sends one more message. With highest_
+  // itself its own step need not wait for that sender. Of several messages in a row the last one gets highest_: if highest_ is
+  // 9 and this member's last stamp is 5, three messages get 7, 8 and 9. For the common order it is enough that the stamps of
+  // each member grow (has_passed).
   message.stamp = std::max(me().stamp + 1, highest_ - std::min(highest_, following));
   message.exceptions = read_;
   const auto add_part = [&](int member) {
@@ -219,7 +220,7 @@ void ReplicatedLedger::send(LedgerSteps message, const InlinePayload& payload,
   take(index_, std::move(message));
 }
 
-// --- the others' ------------------------------------------------------------------------------------------------------
+// --- messages of the others -------------------------------------------------------------------------------------------
 
 void ReplicatedLedger::hear(int member, LedgerSteps message) {
   const MemberState& sender = members_.at(static_cast<std::size_t>(member));
@@ -314,9 +315,9 @@ void ReplicatedLedger::carry_out(int member, HeardSteps heard) {
         break;
     }
   }
-  // The entries that one message appends are a batch: their operations may be fused.
+  // Marks the last entry that this message has appended: operations of the same message may be fused.
   if (log_.size() > before) log_.back().last = 1;
-  // Later messages of this sender have the same number or a greater one (hear).
+  // The number of exceptions in a later message of this sender is the same or greater (hear).
   members_[static_cast<std::size_t>(member)].exceptions = heard.message.exceptions;
   forget_exceptions();
 }
@@ -329,8 +330,8 @@ void ReplicatedLedger::announce(int member, LedgerSteps& message, LedgerSteps::S
   AnnouncedUnit& cell = found->second;
   if (is_new) cell.content = step.content;
   if (!cell.diverted && cell.content != step.content) cell.diverted = true;
-  // Appends an entry even if the key was diverted before: the sender takes the unit for announced in the ledger, and must read
-  // in the log that the unit goes by message.
+  // Appends an entry even if the key was diverted before: the sender has counted the unit as announced in the ledger, and must
+  // read in the log that the unit goes by message.
   if (cell.diverted) return except(Kind::kDiverted, step.key, member);
   const std::uint32_t bit = std::uint32_t{1} << member;
   if ((cell.announced & bit) != 0) wrong(member, set_, "announces an operation twice");
@@ -369,7 +370,7 @@ void ReplicatedLedger::divert(std::uint64_t key, int by) {
 void ReplicatedLedger::close(int by) {
   if (!std::exchange(open_, false)) return;
   cells_.clear();
-  // closed_at_ makes announcements of all keys void and is never forgotten, so excepted_ gets no elements for the closing.
+  // excepted_ gets no elements for a closing: closed_at_ is enough, because it concerns all keys and is never forgotten.
   except(Kind::kClosed, 0, by);
   closed_at_ = exceptions_;
 }

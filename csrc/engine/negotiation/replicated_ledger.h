@@ -3,40 +3,43 @@
 //
 // A member sends each of its steps to all other members. The message has a stamp. Steps are made in the order of (stamp, index
 // of the member). A member chooses as its next stamp the smallest number that is greater than its last stamp, and not smaller
-// than any stamp that it has received. If it sends several messages one directly after the other, the rule applies to the last
-// of them, and the stamps of the others are the numbers directly before that one. (So members that send equally many messages
-// use equal stamps, whoever is first.) After a message with stamp s, a member sends no message with stamp s or a lower one. A
-// copy makes a step when no message that belongs before this step can arrive any more. If the step has stamp s, the copy waits
-// for a message of every other member with stamp s or a higher one. Of a member with a higher index than the step's sender, a
-// message with stamp s - 1 is enough.
+// than any stamp that it has received. If it sends n messages one directly after the other, it chooses n consecutive stamps:
+// the smallest ones that are greater than its last stamp, and of which the last one is not smaller than any stamp that it has
+// received. (So if members always send equally many messages, they use equal stamps, no matter which of them sends first.)
+// After a message with stamp s, a member sends no message with stamp s or a lower one. A copy makes a step when no message that
+// belongs before this step can arrive any more. If the step has stamp s, the copy waits for a message of every other member
+// with stamp s or a higher one. Of a member with a higher index than the step's sender, a message with stamp s - 1 is enough.
 //
 //   member 0: announce x (stamp 7) ----> member 1      Each copy has stamp 7 of both members. So it makes the step of member 0,
 //   member 1: announce x (stamp 7) ----> member 0      and then the step of member 1, which completes x.
 //
 // Members that announce the same units thus agree after one message in each direction, sent at the same time. A coordinator
-// would need twice that time. If a member has nothing to announce, it is silent, and the steps of the others wait. It sends a
-// message without steps (an acknowledgement) if one of these steps changes anything. That is so if
-//   - the step announces a unit, and all members have announced it, but in messages with different stamps; or
-//   - the step is no announcement, or it announces a diverted key.
-// It also sends one to report that it has read a closing, or, while the ledger is closed, that it has read another exception
-// (the next list explains exceptions, and why members report them).
+// would need twice that time. If a member has nothing to announce, steps of the others may wait for a message of this member.
+// The member then sends a message without steps (an acknowledgement), but only if one of these steps has an effect. A step has
+// an effect if
+//   - it announces a unit that all members have announced (such a step waits only if their stamps differ); or
+//   - it announces a diverted key; or
+//   - it is no announcement.
+// A member also sends an acknowledgement to report that it has read a closing, or, while the ledger is closed, that it has read
+// another exception. (The next list explains exceptions, and why members report them.)
 //
-// There are three more differences from the ledger in shared memory:
+// There are three other differences from the ledger in shared memory:
 //   - A step is made later than it is asked for. So when the copies make an announcement, the log can have an entry that the
 //     announcing member had not read when it sent the announcement: the key was diverted or decided, or the ledger was closed.
-//     Such entries (all but kComplete) are called exceptions. They are numbered, and each message says how many exceptions its
-//     sender has read. An announcement is void if its sender had not read an exception that concerns the announced key (a
-//     closing concerns all keys). The sender takes the unit back when it reads that exception.
-//   - A member that leaves or joins waits until all members have read its closing, and its lists if it is the coordinator. Then
-//     all have executed the operations in which it took part. So members report a closing at once when they have read it, and
-//     also each exception that they read while the ledger is closed.
+//     All log entries of other kinds than kComplete are called exceptions. They are numbered, and each message says how many
+//     exceptions its sender has read. An announcement is void if an earlier exception concerns its key, and its sender had not
+//     read this exception. (A closing concerns all keys.) The sender takes the unit back when it reads the exception.
+//   - A member that leaves or joins waits until all members have read a closing that comes after its last announcement. If it
+//     is the coordinator, it also waits until all have read its lists. Then all have executed the operations in which it took
+//     part. So members report a closing at once when they have read it, and also each exception that they read while the ledger
+//     is closed.
 //   - A small payload travels with its announcement (inline payload): each member gets all of it, or only the bytes that it
 //     needs. When the unit becomes complete, each member has what it needs of all payloads, and most operations need no more
 //     messages.
 //
 // Source: the order is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 21, 1978). Copies that
 // make the same steps are the state machine approach (Schneider, ACM Computing Surveys 22, 1990). The rule that a member
-// acknowledges only a step that changes anything is hvdlite's own.
+// acknowledges only a step that has an effect was added by hvdlite.
 //
 // The number of messages grows with the square of the number of members. Therefore large sets ask the coordinator
 // (HVDLITE_LEDGER_COPIES).

@@ -3,8 +3,8 @@
 //
 //    slot    response              mine
 //    0       allreduce.conv1       what this rank asked        find() returns 0 for an equal request
-//    1       allreduce.conv2       what this rank asked before it changed the shape: find() returns no slot, so the request
-//                                  travels in full, and put() fills slot 1 again
+//    1       allreduce.conv2       what this rank asked before it changed the shape: find() returns no slot for the new
+//                                  request. So this request travels in full, and put() fills slot 1 again
 //
 // find() compares with this rank's own request, and not with the agreed one, which may differ in rows, device or arena. When
 // this member announces the slot number, the coordinator counts the request that the member had made when the slot was filled

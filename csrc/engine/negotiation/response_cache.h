@@ -4,8 +4,9 @@
 //
 // The coordinator assigns slots and decides which of them it replaces. Members follow its responses, and all process them in
 // one order. So after the same number of response lists, a slot means the same on every member. Together with its slots, a
-// member sends the number of lists that it has processed. The coordinator ignores a slot that it refilled in a later list. A
-// member that sees the slot replaced while its announcement is under way announces again in full (SetNegotiation::remember).
+// member sends the number of lists that it has processed. If a later list gives one of these slots to another name,
+// the coordinator ignores the announcement of this slot. When the member follows that list, it announces again, in full
+// (SetNegotiation::remember).
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ class ResponseCache {
   // The slot of this request's name, if `request` equals the request that this rank had made when the slot was filled.
   std::optional<std::uint32_t> find(const Request& request) const;
   const ResponsePtr& at(std::uint32_t slot) const;
-  // Fills the slot. The table grows to this slot, so the caller first checks the slot against the capacity. mine: what this
-  // rank asked for; null if it did not ask. Returns the name that lost its slot, or "".
+  // Fills the slot. The caller must check before that the slot is below the capacity, because the table grows to this slot.
+  // mine: what this rank asked for; null if it did not ask. Returns the name that lost its slot, or "".
   std::string put(std::uint32_t slot, ResponsePtr response, RequestPtr mine);
 
   void add_to(base::Hasher& hasher) const;

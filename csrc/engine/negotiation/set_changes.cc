@@ -2,7 +2,7 @@
 // of a join. negotiation.cc and digest.cc have the rest.
 //
 // Changes of sets are operations of set 0. Every rank carries them out at the same place in the order of set 0, also a rank
-// that is no member of the changed set:
+// that is no member of the changed set. The same function (carry_out) also ends the joins of all sets:
 //
 //    request               before the agreement                        when it is agreed (carry_out)
 //    add_process_set       -                                           create_set, then handle_early

@@ -253,7 +253,7 @@ void SetNegotiation::follow_fused(const ResponsePtr& first, FusedOp fused) {
   if (!all_mine && first->error.ok()) check_absence(*first, entries);
   const OpKind kind = first->request->kind;
   if (!first->error.ok()) {
-    // An operation with an error runs alone, so it has one entry.
+    // An operation with an error is not fused, so there is only one entry.
     if (entries[0].request) all_.finish(entries, first->error);
   } else if (kind == OpKind::kJoin || changes_sets(kind)) {
     all_.carry_out(*first, entries[0]);
@@ -279,8 +279,8 @@ void SetNegotiation::came_last(int member, std::size_t operations) {
 
 // The coordinator fails all operations that it has not sent in a list. Its rank also closes the port, so that the units that
 // wait there come to the coordinator in messages. (On other ranks upkeep_ has no effect.) The member that left has closed the
-// port itself, but the coordinator may have opened it again before it knew that the member was leaving. If the coordinator's
-// rank has left, nobody decides anything any more, and each member fails its own entries.
+// port itself, but perhaps the coordinator opened the port again before it learned of the member's end. If the
+// coordinator's rank has left, nobody decides anything any more, and each member fails its own entries.
 void SetNegotiation::left(int rank, const Status& why) {
   const int member = set_.index_of(rank);
   if (member < 0 || !set_.is_member()) return;

@@ -130,7 +130,7 @@ class SetNegotiation {
   void fuse_and_execute(std::vector<AgreedOperation> agreed, std::vector<Entry> entries);
   void wake_members();
 
-  // --- the coordinator's (coordination.cc) ---
+  // --- for the coordinator (coordination.cc) ---
   // Something has come that may give the coordinator work.
   void attend() { attentive_ = coordinator_ != nullptr; }
   bool has_nothing_left() const;

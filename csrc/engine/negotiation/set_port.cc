@@ -5,7 +5,7 @@
 //
 //    read           executes what the log says. The port takes no announcement from a member that has not read the whole log
 //    keep_port      only on the coordinator's rank: diverts keys, closes the port, opens it again
-//    announce       announces the waiting units; or, if this rank joins, the join
+//    announce       announces the waiting units. If this rank joins, all its units and the join go by message instead
 //    read           if this rank was the last to announce a unit, the unit is complete, and this rank executes it now
 //    acknowledge    only with copies. It comes after the announcement, because an announcement tells the others the same
 //    read           the message just sent can allow this rank's own copy to make further steps

@@ -19,7 +19,7 @@
 // text does not depend on the order of the announcements, because the requests are in the order of the members.
 //
 // A member that must ask and has no request counts as joined. The coordinator also settles operations whose requests are
-// missing because a member has left. Then the coordinator replaces the error by its own.
+// missing because a member has left. In this case it replaces the error by one about the member that has left.
 #include "engine/negotiation/validate.h"
 
 #include <algorithm>
