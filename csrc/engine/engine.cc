@@ -247,7 +247,8 @@ void Engine::give_token_back() {
   tell(std::move(to_tell));
 }
 
-// Called without the token or on a closed engine, because a watcher may wait for other operations.
+// Called without the token, because a watcher may wait for other operations, and takes the token for that. On a closed engine
+// the calling thread has the token, but there every wait ends at once.
 void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
