@@ -8,8 +8,8 @@
 // If the operation is a receive from any rank, one such rank is not enough: all ranks that could send must be in this set of
 // ranks.
 //
-// The detector finds the largest such set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
-// ranks until the remaining ranks are such a set. Reports take time to travel, so the detector checks its finding, the set of
+// The detector finds the largest stuck set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
+// ranks until the remaining ranks are a stuck set. Reports take time to travel, so the detector checks its finding, the set of
 // the stuck ranks. The finding must hold for a while. Then the detector probes every stuck rank, and each must answer that
 // nothing has changed since its report. Ranks get stuck, for example, if a tensor is missing on a rank, if a name is misspelt,
 // or if operations of one name differ in kind. Source: the graph reduction in Holt, Some deadlock properties of computer

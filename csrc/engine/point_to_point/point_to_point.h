@@ -25,10 +25,10 @@
 //      Coming      ------------->   start_receive
 //      start_send  ============>
 //
-// The send may fail before the Clearance arrives. Then the sender has sent a Withdrawal, and does not answer the Clearance.
-// Neither rank gives memory to the transport before the Coming, and after the Coming the payload is certain to move. So no
-// posted transfer has to be cancelled. (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal
-// added.) A tensor on a GPU never travels whole, unless it is empty.
+// The send may fail before the Clearance arrives. In that case the sender has sent a Withdrawal, and does not answer the
+// Clearance. Neither rank gives memory to the transport before the Coming, and after the Coming the payload is certain to
+// move. So no posted transfer has to be cancelled. (These are the eager and rendezvous protocols of MPI's libraries, with a
+// Withdrawal added.) A tensor on a GPU never travels whole, unless it is empty.
 //
 // If the message and the receive that matches it differ in dtype, layout or size, the receiver answers with a Rejection
 // instead of a Clearance. If the sender answers the Rejection with a Coming, the send had not ended, and send and receive
