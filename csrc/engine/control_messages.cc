@@ -12,7 +12,7 @@
 //
 //    1  tell_user    writes the log, while the flight recorder still shows which operations are in flight
 //    2  record       callers' submissions are refused from here on
-//    3  abandon      tries to close the ports to the ledgers, so that nothing that this rank announced there completes later
+//    3  abandon      tries to close the ports to the ledgers: then no operation that this rank announced there is agreed later
 //    4  end_all      the callers wake up, and get the text of the first failure
 //
 // After a later failure only step 4 happens. It ends entries that came into the queue after the first failure, because their

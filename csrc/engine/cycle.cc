@@ -2,9 +2,9 @@
 //
 //    receive ──► take_queued ──► Negotiation::advance ──► Execution::advance ──► Membership::look
 //
-// So work goes as far as possible in one pass: an entry from the queue can be announced in the pass that takes it, and an
-// operation that this announcement completes can start in the same pass. In the opposite order each step would wait for the
-// next pass.
+// So work goes as far as possible in one pass: an entry from the queue can be announced in the pass that takes it. If only
+// this announcement was missing, the operation can also start in the same pass. In the opposite order each step would wait for
+// the next pass.
 //
 // For which messages a pass looks (pass_once); the first line that holds decides. A look in the window costs a few reads of
 // memory, and a look for all messages also asks MPI:
@@ -85,7 +85,7 @@ bool Cycle::guard(Step step) {
   return !failed_before;
 }
 
-// The thread that makes the pass may be a framework's, which may flush subnormal floats to zero. So the pass first sets the
+// The thread that makes the pass may belong to a framework, and may flush subnormal floats to zero. So the pass first sets the
 // standard way of computing (StandardFloats).
 bool Cycle::pass(bool flush, bool thorough) {
   const kernels::StandardFloats floats;
@@ -172,9 +172,9 @@ Outlook Cycle::outlook() const {
 // --- endings ----------------------------------------------------------------------------------------------------------
 
 // Until Negotiation::close() has succeeded, an operation that this rank has announced at a port (Agreement, the way to a
-// ledger) may become complete, and then the others need this rank for it. So this rank fails no entry before close() has
-// succeeded. The Goodbyes are sent last. Because messages arrive in order, the others first handle all earlier messages of this
-// rank.
+// ledger) may still become agreed. If it does, the others need this rank for it. So this rank fails no entry before close()
+// has succeeded. The Goodbyes are sent last. Because messages arrive in order, the others first handle all earlier messages of
+// this rank.
 bool Cycle::say_goodbye() {
   return guard([&] {
     if (membership_.said_goodbye()) return true;
@@ -208,7 +208,7 @@ void Cycle::raise_failure(const std::string& cause) {
 // any other exception, which hvdlite does not expect and which is therefore a bug.
 void Cycle::fail_for(const std::exception& error) {
   const auto* known = dynamic_cast<const base::Error*>(&error);
-  // Some rank is lost. If the search finds out which, the failure names that rank.
+  // Some rank is lost. If the search finds the lost rank, the failure names that rank.
   if (known != nullptr && known->code() == ErrorCode::kPeerLost) {
     try {
       apply(membership_.look_for_lost(facts_));

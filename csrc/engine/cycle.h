@@ -45,8 +45,8 @@ class Cycle {
   // fail, as a pass does.
   bool say_goodbye();
   bool drained();
-  // raise_failure: makes this rank fail with this cause, ends all its operations, and tells the cause to every
-  // rank that has not left. failure_seen_by_all: as FailureDetector's.
+  // raise_failure: makes this rank fail with this cause, ends all its operations, and tells the cause to every rank that has
+  // not left. failure_seen_by_all: see FailureDetector::failure_seen_by_all().
   void raise_failure(const std::string& cause);
   bool failure_seen_by_all() const { return membership_.failure_seen_by_all(); }
   // The last step; call no function after it.
@@ -73,9 +73,9 @@ class Cycle {
   bool receive(bool host_only);
   // For a rank that has failed: handles only what Membership::hear_late handles, and drops all other messages.
   void receive_late();
-  // Gives the message to the machine that it concerns: a Verdict to Negotiation or PointToPoint, and each kind of message that
-  // has no overload in this class to Membership (the template). Before Membership gets a Goodbye, Negotiation carries out what
-  // was agreed with the leaving rank (Negotiation::catch_up).
+  // Gives the message to the machine that it concerns. A Verdict goes to Negotiation or PointToPoint. If a kind of message has
+  // no overload in this class, the message goes to Membership (the template). Before Membership gets a Goodbye, Negotiation
+  // carries out what was agreed with the leaving rank (Negotiation::catch_up).
   void hear(int source, Message& message);
   void hear(int source, Announcement& message) { negotiation_.hear(source, std::move(message)); }
   void hear(int source, ResponseList& message) { negotiation_.hear(source, std::move(message)); }
@@ -115,8 +115,8 @@ class Cycle {
   SystemFacts facts_;
   std::uint64_t seen_activity_ = 0;
   std::vector<std::byte> bytes_;  // memory for a message
-  // Entries that this pass has taken from the queue. Empty between two passes, except after an exception: then end_all() ends
-  // the entries that no machine has taken over. The memory is reused.
+  // Entries that this pass has taken from the queue. Empty between two passes, except after an exception: in that case
+  // end_all() ends the entries that no machine has taken over. The memory is reused.
   std::vector<Entry> taken_;
   base::Clock::time_point moved_at_ = shared_.time.now();
 };

@@ -20,12 +20,12 @@
 //                    nothing                      the last caller to stop waiting, if work is left; a claim; shutdown(); the
 //                                                 GPU's completion thread
 //
-// Each of the three has a number that changes when somebody wakes the sleepers. A thread that wants to sleep reads the number
-// (EventCount::value(); listen() for the doorbell), then looks for work, and then sleeps only while the number is the same. A
-// thread that has work for the sleepers first stores the work, and then changes the number. So no wake-up is lost between the
-// look and the sleep. In two cases the look comes before the number is read, and a wake-up may be lost. A driving thread may
-// miss a claim, so the thread with the claim rings every millisecond. The engine thread may miss the end (stop_), and then
-// sleeps until kStandAside is over.
+// Each of these three places has a number that changes when somebody wakes the sleepers. A thread that wants to sleep reads
+// the number (EventCount::value(); listen() for the doorbell), then looks for work, and then sleeps only while the number is
+// the same. A thread that has work for the sleepers first stores the work, and then changes the number. So no wake-up is lost
+// between the look and the sleep. In two cases the look comes before the number is read, and a wake-up may be lost. A driving
+// thread may miss a claim, so the thread with the claim rings every millisecond. The engine thread may miss the end (stop_),
+// and then sleeps until kStandAside is over.
 //
 // A driving caller keeps the token while it sleeps. The engine thread gives the token back before it sleeps. So a caller that
 // comes while the engine thread sleeps takes the token at once. A caller that comes while a driving caller sleeps has to ring
@@ -247,7 +247,8 @@ void Engine::give_token_back() {
   tell(std::move(to_tell));
 }
 
-// Called without the token or on a closed engine, because a watcher may wait for other operations.
+// Called without the token, because a watcher may wait for other operations, and takes the token for that. On a closed engine
+// the calling thread has the token, but there every wait ends at once.
 void Engine::tell(std::vector<std::unique_ptr<Watcher>> watchers) {
   for (const auto& watcher : watchers) watcher->then(watcher->data);
 }
@@ -359,8 +360,8 @@ void Engine::run() {
 // --- the end --------------------------------------------------------------------------------------------------------
 
 // The driving thread returns the token when it sees the claim. The driving thread may have looked for claims just before this
-// claim, and then fallen asleep, so this thread rings again and again. Meanwhile no thread without a claim takes the token for
-// more than one pass. Returns false on a closed engine, whose token nobody gets.
+// claim, and then fallen asleep, so this thread rings again and again. Another thread that looked for claims just before this
+// claim may still take the token, but for one pass at most. Returns false on a closed engine, whose token nobody gets.
 bool Engine::take_token_or_wait() {
   claims_.fetch_add(1, std::memory_order_seq_cst);
   bool taken = false;

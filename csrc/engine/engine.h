@@ -71,10 +71,10 @@ class Engine {
   // all of them have ended; *handle is set before that. Throws Error(InvalidArgument, Unsupported, System) for requests that
   // this rank refuses, for names that are in flight and for an unknown prepared group. After the engine has failed, throws the
   // first failure; after shutdown() and in a forked child, Error(NotInitialized). All operations without a name must be of one
-  // kind on one set (sends and receives may be mixed), and have no group label. submit() names them: each name has a number of
-  // its own, but if the operations form a group (group_size says so), all names have one number. The thread that drives calls
-  // the watcher after it has given the token back (at shutdown: after the engine is closed), so the watcher may wait for other
-  // operations.
+  // kind on one set (sends and receives may be mixed), and have no group label. submit() names them. If they form a group
+  // (group_size says so), all these names have one number; if not, each name has a number of its own. The thread that drives
+  // calls the watcher after it has given the token back (at shutdown: after the engine is closed), so the watcher may wait for
+  // other operations.
   void submit(const Submission& what, std::int64_t* handle,
               std::unique_ptr<Watcher> watcher = nullptr);
   // Checks allreduces that will be submitted together many times, and returns the id of their group. Each needs a name. If a
@@ -158,7 +158,7 @@ class Engine {
   void intern(std::span<const Ask> asks, SetDirectory::Info set, std::span<Entry> entries);
   PreparedGroup::Member prepare_member(const Ask& ask, std::int64_t* arena);
   void fill(const PreparedGroup& group, const Submission& what, std::span<Entry> entries);
-  // The parts of a submission other than its operations.
+  // What launch() gets of a submission, apart from its entries.
   struct Launch {
     bool wake;
     bool pool_thread;

@@ -36,11 +36,11 @@ constexpr microseconds kFirstSleep{20};
 constexpr microseconds kSleepMovingData{200};
 // The longest sleep while a GPU works. So the engine asks NCCL for errors at least this often.
 constexpr microseconds kSleepGpu{2'000};
-// If a rank has waited long, another rank is slow. If that rank may be unable to ring the bell, the waiting rank sleeps for
-// this share of the time waited and then makes a pass: a sleep that is so short, compared with the wait, hardly delays the
-// waiting rank. An idle rank takes the same share, because its sleeps hardly ever delay anybody: its own callers ring its bell
-// when they submit, and other ranks' operations wait for a pass of the idle rank in one case only: if the idle rank is the
-// coordinator of set 0, and other ranks add a process set without the idle rank.
+// If a rank has waited long, another rank is slow. If the slow rank may be unable to ring the bell, the waiting rank sleeps
+// for this share of the time waited and then makes a pass: a sleep that is so short, compared with the wait, hardly delays the
+// waiting rank. An idle rank takes the same share, because its sleeps hardly ever delay anybody. Its own callers ring its bell
+// when they submit. Operations of other ranks wait for a pass of the idle rank in one case only: the idle rank is the
+// coordinator of set 0, and other ranks add a process set of which the idle rank is no member.
 constexpr double kIdleShare = 0.04;
 // A port refuses a step (Negotiation::tries_again) most often because another rank holds the ledger's lock. That rank may be
 // stopped for a long time, and each try costs about ten microseconds. So the pause before the next try is the time for which

@@ -15,8 +15,8 @@ struct Outlook {
   bool negotiating = false;    // an operation of this rank is not agreed or not matched
   bool watching = false;       // Membership::watching()
   base::microseconds idle{0};  // the time since anything happened
-  // If it is not 0: after this time queued entries will be announced, or a step that a port has refused (see
-  // pause_before_trying_again) is tried again.
+  // After this time queued entries are announced, or a step that a port has refused is tried again
+  // (pause_before_trying_again). 0: neither is due.
   base::microseconds due{0};
 };
 

@@ -2,8 +2,8 @@
 //
 //    1. All known threads wait (WaitRegistry), or an operation with a callback is in flight.
 //    2. The queue is empty: passes have taken all entries.
-//    3. All awaited operations are found:
-//       awaited   all operations whose submission has a callback; if all known threads wait, also what these threads wait for
+//    3. Every awaited operation is found. These two words mean:
+//       awaited   an operation whose submission has a callback; if all known threads wait, also one for which a thread waits
 //       found     an awaited operation that is pending in Negotiation or unmatched in PointToPoint, or an awaited removal of
 //                 a set that has operations pending in Negotiation or unfinished in PointToPoint
 //

@@ -43,8 +43,8 @@ struct MembershipActions {
     int rank = 0;
     base::Status why;
   };
-  // This rank has left, and the coordinator decides nothing more. End the operations that this rank still waits for in the
-  // coordinator's sets.
+  // This rank has left, and the coordinator decides no further operation in which this rank takes part. End the operations for
+  // which this rank still waits in the coordinator's sets.
   struct Undecided {
     int coordinator = 0;
   };

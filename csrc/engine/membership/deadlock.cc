@@ -109,7 +109,7 @@ bool DeadlockDetector::is_stuck(const BlockedReport& report, const std::set<int>
   for (const OpenOperation& operation : report.open) {
     if (!operation.waited_for) continue;
     waits = true;
-    // One such operation is enough: when it completes, the rank may go on and submit what others lack.
+    // One operation that can complete is enough: when it completes, the rank may go on and submit what others lack.
     if (can_complete(operation, missing(operation, roster), among)) return false;
   }
   return waits;

@@ -5,10 +5,11 @@
 // run callbacks, waiting.cc says when the rank counts as blocked.) A set of blocked ranks (not a process set) is stuck if each
 // operation for which a rank of this set waits is missing on a rank of this set. An operation is missing on a rank that has not
 // submitted it. If a rank has submitted only some operations of a group, all operations of the group are missing on that rank.
-// For a receive from any rank, all ranks that could send must be in this set of ranks, and not only one of them.
+// If the operation is a receive from any rank, one such rank is not enough: all ranks that could send must be in this set of
+// ranks.
 //
-// The detector finds the largest such set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
-// ranks until the remaining ranks are such a set. Reports take time to travel, so the detector checks its finding, the set of
+// The detector finds the largest stuck set, and calls its ranks the stuck ranks: it begins with all blocked ranks, and removes
+// ranks until the remaining ranks are a stuck set. Reports take time to travel, so the detector checks its finding, the set of
 // the stuck ranks. The finding must hold for a while. Then the detector probes every stuck rank, and each must answer that
 // nothing has changed since its report. Ranks get stuck, for example, if a tensor is missing on a rank, if a name is misspelt,
 // or if operations of one name differ in kind. Source: the graph reduction in Holt, Some deadlock properties of computer
@@ -39,9 +40,10 @@ class DeadlockDetector {
   struct Actions {
     std::vector<int> probe;    // ranks to ask whether they are still blocked
     std::uint64_t number = 0;  // the number of that probe, which the answers must have
-    // Verdicts on the operations that can never complete, each with the rank to which the verdict goes. All collectives of a
-    // process set share one verdict, for the set's coordinator. All sends and receives that one rank asked for on a set share
-    // one, for that rank. When tick() returns verdicts, the detector has forgotten the reports of the stuck ranks.
+    // Verdicts on the operations that can never complete, each with the rank to which the verdict goes. Of these operations,
+    // all collectives of a process set share one verdict, for the set's coordinator. All sends and receives that one rank
+    // asked for on a set share one verdict, for that rank. When tick() returns verdicts, the detector has forgotten the
+    // reports of the stuck ranks.
     std::vector<std::pair<int, Verdict>> verdicts;
   };
   Actions tick(base::Clock::time_point now, const Roster& roster);

@@ -6,9 +6,10 @@
 //    Warn: Failure ─────────► hear: Fail "rank 0 ... has lost its neighbour: rank 1 ..."
 //    hear_late ◄───────────── Send FailureSeen
 //
-// The message Failure carries only the cause, without the name of its sender. Both sides put the sender's name in front of the
-// cause: the sender with me(), for its own Fail after an Announce, and the receiver in lose(). So a receiver that has not
-// failed before shows the same text as the sender.
+// The message Failure carries only the cause, without the name of its sender. The receiver puts the sender's name in front of
+// the cause (lose()). After an Announce the sender does the same in its own Fail (me()), so that both show the same text,
+// unless the receiver has failed before. After a Warn their texts differ, as in the example: only the receiver's text names
+// the sender.
 //
 // failure_unseen_ is filled by raise() alone, with all other ranks that have not left. hear_late() removes a rank that confirms
 // the failure, fails or leaves. After other failures the set is empty, because nobody waits for confirmations.

@@ -43,9 +43,10 @@ class FailureDetector : public MembershipActions {
     virtual std::uint64_t received_from(int rank) = 0;
   };
 
-  // Seconds. silence: another host is lost after this time without any message; 0: never. shortest: about the shorter of
-  // `silence` and the time that the driver passes to silent_for() (if one of the two is 0, the other one). A host sends several
-  // heartbeats in the time `shortest`. If `shortest` is 0, this rank sends no heartbeats and expects none.
+  // Seconds. silence: another host is lost after this time without any message; 0: never. shortest: the smaller one of two
+  // limits: `silence`, and the driver's own limit for silent hosts. (Job passes its limit, or a part of it, to silent_for();
+  // Membership has no limit of its own.) A limit of 0 does not count. A host sends several heartbeats in the time `shortest`.
+  // If `shortest` is 0, this rank sends no heartbeats and expects none.
   struct Limits {
     double silence = 0;
     double shortest = 0;
@@ -84,8 +85,8 @@ class FailureDetector : public MembershipActions {
   // Sends heartbeats to the other hosts, logs a warning about each host from which nothing comes, and makes this rank fail when
   // such a host counts as lost. Does nothing unless keeps_in_touch().
   Actions keep_in_touch(Time now, Facts& facts);
-  // Does this rank send heartbeats and watch other hosts? Only the leaders of hosts (their lowest ranks) do, and none if
-  // Limits::shortest is 0.
+  // Does this rank send heartbeats and watch other hosts? Only the leaders of hosts (their lowest ranks) do. If
+  // Limits::shortest is 0, no rank does.
   bool keeps_in_touch() const { return heartbeat_.has_value(); }
   // Describes the ranks of the hosts that had been silent for more than this many seconds at the last keep_in_touch(). Returns
   // "" if there was no such host, or if this rank watches no hosts.

@@ -19,8 +19,8 @@ namespace hvdlite::engine {
 
 class Heartbeat {
  public:
-  // A host is named by its leader. hosts: the other hosts. timeout: tick() names hosts that have been silent for longer; zero:
-  // none. shortest: see FailureDetector::Limits.
+  // A host is named by its leader. hosts: the other hosts. timeout: tick() names hosts that have been silent for longer than
+  // this; if it is zero, tick() names no host. shortest: see FailureDetector::Limits.
   Heartbeat(const std::vector<int>& hosts, base::microseconds timeout, base::microseconds shortest,
             base::Clock::time_point now);
 

@@ -3,9 +3,9 @@
 // Thread: one at a time. Owns: the detectors of failures, stalls and deadlocks. Blocks: never.
 // Throws: Error(Internal) on messages that no correct rank sends, std::bad_alloc, and what the facts throw.
 //
-// A pure state machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The machine
-// calls no transport and knows no thread. The machine can be copied. Two states have different digests (digest()) if ranks may
-// end differently in them.
+// A pure state machine: time, messages and facts go in; actions come out, and the driver carries them out in order. The
+// machine calls no transport and knows no thread. The machine can be copied. digest() tells apart states that differ in how
+// ranks have ended.
 //
 //   what another rank says --> hear() ----------------+
 //   what this rank does -----> leave, raise, fail ----+--> Actions: send, announce, warn, fail, left, undecided, log
@@ -119,8 +119,8 @@ class Membership : public MembershipActions {
   // soon.
   bool watching() const;
 
-  // A number for the state: two states have different numbers if ranks may end differently in them. Leaves out what only look()
-  // changes: heartbeats, stalls, deadlocks.
+  // A number for one part of the state: which ranks have left or failed, and from which ranks an answer to the Goodbye or to
+  // the failure of this rank is missing. The number does not depend on the rest of the state: heartbeats, stalls, deadlocks.
   std::uint64_t digest() const;
 
  private:

@@ -1,4 +1,4 @@
-// The ranks of the job as one of them sees them: their hosts, the process sets, and which ranks have left.
+// The ranks of the job as one rank sees them: their hosts, the process sets, and which ranks have left.
 // Thread: one at a time. Owns: the lists. Blocks: no. Throws: std::bad_alloc.
 #pragma once
 

@@ -47,14 +47,14 @@ constexpr double kStagger = 0.05, kLongestStagger = 3.0;
 // kLongestPatience).
 constexpr double kShortestPatience = 1.0, kLongestPatience = 3.0;
 // When another rank looks after a set, this rank asks no question of the same kind about the set for some time: kGrace for
-// questions before giving up, and the limit for warnings plus kGrace for questions before a warning. After a question of its
-// own before giving up, this rank pauses for kGrace or less before it may ask the next one (group()).
+// questions before giving up, and the limit for warnings plus kGrace for questions before a warning. When this rank itself has
+// asked a question before giving up, it may ask the next such question after kGrace or less (group()).
 constexpr double kGrace = 5.0;
 // How many operations and ranks the text about one reason names at most.
 constexpr std::size_t kNamed = 3, kRanksNamed = 8;
-// The most bytes: kMostText of a verdict, kMostOperation of an operation in a line, kMostPlace of the place where a rank's
-// program is. A verdict of kMostText bytes, with the words around it, fits into the control page (kCauseBytes in
-// transport/control_page.cc).
+// A longer text is cut to this many bytes: a verdict to kMostText, the description of an operation to kMostOperation, the
+// description of the place where a rank's program is to kMostPlace. A verdict of kMostText bytes, with the words around it,
+// fits into the control page (kCauseBytes in transport/control_page.cc).
 constexpr std::size_t kMostText = 2800, kMostOperation = 200, kMostPlace = 933;
 
 std::string in_seconds(double seconds) {
@@ -167,9 +167,9 @@ bool StallInspector::begin(Time now, std::span<const Stalled> stalled, bool last
   for (const Stalled& each : stalled) {
     if (in_hand(each.request->set, last, now)) continue;
     any = any || each.age >= late;
-    // Operations that are younger than the limit are in the question, too. If a rank is silent or has left, one line tells of
-    // all operations that need this rank. If the rank answers, group() sets the next question for the time when the next
-    // operation is old enough.
+    // Operations that have reached half of the limit are in the question, too: if a rank is silent or has left, one line then
+    // tells of all operations in the question that need this rank. If the rank answers, group() sets the next question for the
+    // time when the next operation has reached the limit.
     if (each.age >= limit(last) / 2) chosen.push_back(&each);
   }
   if (!any) return false;
@@ -255,8 +255,8 @@ std::vector<StallInspector::StalledOperations> StallInspector::group(
       if (!is_missing(question, i, rank)) continue;
       const auto answer = question.answers.find(rank);
       const bool answers = answer != question.answers.end() && answer->second;
-      // Others wait for a rank without a warning during its exemption. So for a rank that answers, only the time since the end
-      // of its exemption counts.
+      // During the exemption of a rank, the other ranks wait for it and give no warning. So for a rank that answers, only the
+      // time since the end of its exemption counts.
       const double waited =
           answers ? std::min(still->age, answer->second->since_exemption) : still->age;
       if (answers && waited < most) {

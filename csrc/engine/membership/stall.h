@@ -8,7 +8,7 @@
 // others wait, and for an operation whose data do not move. A rank that has waited for too long asks the other ranks what they
 // lack:
 //
-//   an operation too old --> Inquiry to all it waits for --> StallReply of each, or silence --> who is missing: one line
+//   an operation is too old --> Inquiry to the ranks that it needs --> StallReply or silence --> one line: who is missing
 //
 // A rank may be asked about an operation for which it waits itself. Then claim() decides whether the asking or the asked rank
 // looks after the stall, that is, asks the other ranks about it and writes the log line. A rank with a higher number begins to

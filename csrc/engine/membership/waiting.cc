@@ -15,8 +15,8 @@
 // How a rank answers an Inquiry. For each operation in it:
 //
 //    unfinished on this rank, too              claim() decides whether the reply names it in `in_hand`
-//    not submitted here, or ended here         the reply names it in `lacks`
-//    the same, but this rank has joined        the reply does not name it: collectives run without a request of this rank
+//    not submitted here, or ended here         if this rank has not joined, the reply names it in `lacks`. If this rank has
+//                                              joined, the reply does not name it: collectives need no request of this rank
 //
 // If the asking rank also wants to know where this rank's program is, and the reply names an operation in `lacks`, the reply
 // waits in unanswered_ for an answer of the watchdog thread. If there is no such thread, the reply is sent at once, without the
@@ -104,8 +104,8 @@ Membership::Actions Membership::hear(int source, BlockedReport message, Time, Fa
 Membership::Actions Membership::hear(int source, Probe message, Time, Facts& facts) {
   HVD_CHECK(source == 0);
   Actions actions;
-  // Asks the facts anew, and the answer replaces the last report. If this rank has gone on since that report, the answer says
-  // "not blocked" or has another version.
+  // Asks the facts anew, and answers the probe with a new report, which replaces this rank's last one. If this rank has gone
+  // on since its last report, the answer says "not blocked" or has another version.
   BlockedReport still = facts.blocked();
   still.probe = message.number;
   // If the answer withdraws the report, and `blocked` and the version stay the same, the next look may report again.

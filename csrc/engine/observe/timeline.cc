@@ -46,7 +46,7 @@ void Timeline::start(const std::string& path, std::size_t max_bytes, bool cycles
   {
     const std::lock_guard lock(mutex_);
     stopping_ = false;
-    // Drops events that came after the last stop, for example of a wait that began before the stop and ended after it.
+    // Drops events that came after the last stop, for example the event of a wait that ended after the stop.
     queue_.clear();
     dropped_ = 0;
   }

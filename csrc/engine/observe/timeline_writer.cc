@@ -168,8 +168,8 @@ void TimelineWriter::open_file(const std::string& path) {
   written_ = 0;
 }
 
-// What `hvdlite timeline` needs to put the files of several ranks together. With the offset, that command computes times of the
-// wall clock from the times of the events.
+// Adds what `hvdlite timeline` needs to put the files of several ranks together. With the offset (clock_to_epoch_us), that
+// command computes times of the wall clock from the times of the events.
 void TimelineWriter::header() {
   const auto wall = std::chrono::duration<double, std::micro>(
       std::chrono::system_clock::now().time_since_epoch());
@@ -265,7 +265,7 @@ void TimelineWriter::write(const std::vector<TimelineEvent>& events, std::uint64
   if (dropped > 0) {
     dropped_ += dropped;
     // The event that ends an operation of open_ may be among the dropped events. Such an operation would stay in open_ for
-    // ever.
+    // ever, so all operations are removed.
     open_.clear();
     mark("DROPPED", time_.now(), "\"events\":" + std::to_string(dropped_));
   }

@@ -19,7 +19,7 @@
 // An entry may leave out stages, because each move subtracts the entry from the place where it was.
 //
 // Waiting time is charged to one rank when operations become agreed: came_last() charges all waiting time that no earlier call
-// has charged. So the sums over all ranks never count a moment twice, however many operations wait.
+// has charged. So no moment is charged twice, however many operations wait.
 #include "engine/observe/usage.h"
 
 #include <algorithm>
@@ -105,7 +105,7 @@ void Usage::came_last(int rank, std::size_t operations) {
 }
 
 void Usage::moves(OpKind kind, std::size_t bytes, std::size_t ranks) {
-  // bytes * factor / ranks is the least that the connection of each rank has to carry. A message counts at its sender only.
+  // The connection of each rank has to carry at least bytes * factor / ranks bytes. A message counts at its sender only.
   std::size_t factor = 0;
   switch (kind) {
     case OpKind::kAllreduce:

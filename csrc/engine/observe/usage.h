@@ -39,7 +39,7 @@ class SingleWriterCounter {
   std::atomic<std::int64_t> value_{0};
 };
 
-// The counters of the same names in include/hvdlite/counters.inc. A thread that submits changes `submitted`.
+// The counters that have the same names in include/hvdlite/counters.inc. A thread that submits changes `submitted`.
 struct Counters {
   std::atomic<std::int64_t> submitted{0};
   SingleWriterCounter completed, failed;
@@ -64,8 +64,8 @@ class BusyTime {
  public:
   using Time = base::Clock::time_point;
 
-  // From `now` on, this many more (or fewer) operations are under way. `now` matters only if would_turn(more). change() and
-  // would_turn() are for the holder of the progress token.
+  // Adds `more`, which may be negative, to the number of operations that are under way from `now` on. `now` matters only if
+  // would_turn(more). change() and would_turn() are for the holder of the progress token.
   void change(std::int64_t more, Time now);
   // Would change(more) begin or end a busy time?
   bool would_turn(std::int64_t more) const { return (count_ > 0) != (count_ + more > 0); }
@@ -80,7 +80,8 @@ class BusyTime {
   // from ended_ on.
   std::int64_t ended_ = 0;
   // One word, so that a reader needs no lock. total: the sum of the busy times that have ended; begin: when the present busy
-  // time began. If nothing is under way: twice the total. Otherwise twice (total - begin), plus 1.
+  // time began. If nothing is under way, the word is twice the total; if something is, the word is twice (total - begin), plus
+  // 1.
   std::atomic<std::int64_t> word_{0};
 };
 
@@ -101,8 +102,8 @@ class Usage {
   void taken(std::span<const Entry> entries, Time since);
   // These entries reach a stage together. An entry without a request belongs to no caller of this rank, and does not count.
   void reached(std::span<const Entry> entries, Stage stage);
-  // This many operations are now agreed, and the last request for any of them came from rank `rank`. The waiting time since the
-  // last call of came_last() is charged to that rank. Does nothing if `rank` is no rank of the job.
+  // This many operations are now agreed. Of all requests for these operations, the last one came from rank `rank`. The waiting
+  // time since the last call of came_last() is charged to that rank. Does nothing if `rank` is no rank of the job.
   void came_last(int rank, std::size_t operations);
   // Counts the bytes of an operation: a FusedOp among `ranks` ranks, or a send or receive (ranks: 1). A collective with ranks 1
   // adds no bus bytes. docs/stats.md says what `bytes` are.

@@ -181,8 +181,8 @@ void PointToPoint::receive(Entry& entry, std::uint64_t place) {
 }
 
 // Can no rank send the message for this receive any more? Another thread of this rank might send to this rank itself. For a
-// receive from any rank this possibility counts only in a set of one rank; otherwise a receive would wait for ever when all
-// other ranks have left.
+// receive from any rank this possibility counts only in a set of one rank. If it counted in larger sets, too, a receive would
+// wait for ever after all other ranks have left.
 bool PointToPoint::nobody_sends(const Request& receive) const {
   if (receive.root != kAny) return has_left(receive.root);
   const std::vector<int>& members = *sets_.at(receive.set);

@@ -25,16 +25,16 @@
 //      Coming      ------------->   start_receive
 //      start_send  ============>
 //
-// The send may fail before the Clearance arrives. Then the sender has sent a Withdrawal, and does not answer the Clearance.
-// Neither rank gives memory to the transport before the Coming, and after the Coming the payload is certain to move. So no
-// posted transfer has to be cancelled. (These are the eager and rendezvous protocols of MPI's libraries, with a Withdrawal
-// added.) A tensor on a GPU never travels whole, unless it is empty.
+// The send may fail before the Clearance arrives. In that case the sender has sent a Withdrawal, and does not answer the
+// Clearance. Neither rank gives memory to the transport before the Coming, and after the Coming the payload is certain to
+// move. So no posted transfer has to be cancelled. (These are the eager and rendezvous protocols of MPI's libraries, with a
+// Withdrawal added.) A tensor on a GPU never travels whole, unless it is empty.
 //
-// If the message and the receive that matches it differ in dtype or size, the receiver answers with a Rejection instead of a
-// Clearance. If the sender answers the Rejection with a Coming, the send had not ended, and send and receive fail. If a
-// Withdrawal comes, the send had failed for another reason, and the receive waits again, because a later send may match the
-// receive. If the message came whole, the receive fails at once. The refused send has ended already, so the next send or
-// receive that the sender submits fails instead.
+// If the message and the receive that matches it differ in dtype, layout or size, the receiver answers with a Rejection
+// instead of a Clearance. If the sender answers the Rejection with a Coming, the send had not ended, and send and receive
+// fail. If a Withdrawal comes, the send had failed for another reason, and the receive waits again, because a later send may
+// match the receive. If the message came whole, the receive fails at once. The refused send has ended already, so the next
+// send or receive that the sender submits fails instead.
 #pragma once
 
 #include <cstdint>
@@ -167,7 +167,7 @@ class PointToPoint {
   bool send_whole(const Entry& entry, int to, Offer& offer);
   // Counts a whole message that no longer waits for a receive, and sends a Receipt when half of the limit is counted.
   void count_received(int source, const Offer& offer);
-  // Matches a receive with the message for it, or refuses the message if dtypes or sizes differ.
+  // Matches a receive with the message for it, or refuses the message if dtype, layout or size differs.
   void meet(Entry& receive, std::uint64_t place, int source, const Offer& offer);
   // Calls match(receive). If that throws, and the receive still has its request, posts it, so that end_all() ends it.
   template <typename Match>
