@@ -451,6 +451,7 @@ void ReplicatedLedger::add_to(base::Hasher& hasher) const {
   for (const LogEntry& entry : log_) {
     hasher.add(entry.key);
     hasher.add_pair(static_cast<int>(entry.kind), 2 * entry.last + entry.prepared);
+    hasher.add(entry.contributors);
   }
   add_table(hasher, excepted_, [](base::Hasher& each, std::uint64_t number) { each.add(number); });
   for (const std::uint64_t number :
