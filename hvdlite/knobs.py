@@ -175,10 +175,10 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "ledger_copies",
         16,
-        "The largest number of ranks (32 at most) with which a process set that cannot share its ledger in memory agrees "
-        "without a coordinator: each rank then keeps a copy of the ledger. 0: never.",
+        "Process sets of at most this many ranks (32 at most) that cannot share a ledger in memory agree without a "
+        "coordinator: each rank keeps a copy of the ledger. 0: never.",
     ),
-    Knob("segment_bytes", 256 << 10, "The pipelined piece that a collective on large data sends at once.", unit="bytes", low=1),
+    Knob("segment_bytes", 256 << 10, "A collective sends large data in segments of this size.", unit="bytes", low=1),
     Knob(
         "recursive_doubling_max_bytes",
         512 << 10,
@@ -213,8 +213,8 @@ ENGINE_KNOBS: tuple[Knob, ...] = (
     Knob(
         "remote_message_bytes",
         32 << 10,
-        "The largest single MPI message between hosts: MPI sends messages up to some size (over TCP Open MPI's limit is 64 "
-        "KiB) without asking the receiver first, which would take two more latencies.",
+        "The largest single MPI message between hosts. MPI sends a message up to some size (Open MPI over TCP: 64 KiB) at "
+        "once, and for a larger one it first asks the receiver, which takes two more latencies.",
         unit="bytes",
         low=1,
     ),
@@ -573,7 +573,7 @@ MEANINGLESS: Mapping[str, str] = {
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_BATCH_D2D_MEMCOPIES": "the tensors of a fused operation on GPUs are always packed in one launch",
     "HOROVOD_NUM_NCCL_STREAMS": "each process set has one stream for NCCL, and NCCL decides how much of the GPU it uses",
-    "HOROVOD_DISABLE_GROUP_FUSION": "a group is fused with nothing else, in pieces of at most HVDLITE_FUSION_THRESHOLD",
+    "HOROVOD_DISABLE_GROUP_FUSION": "a group is never fused with other operations, and is cut at HVDLITE_FUSION_THRESHOLD",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "an operation on GPUs ends once it is in a stream, and no thread waits for the GPU",
     "HOROVOD_ENABLE_XLA_OPS": "allreduce works under XLA without it",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "HVDLITE_MESSAGE_SPLIT_BYTES bounds the messages of all operations",

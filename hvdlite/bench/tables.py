@@ -209,7 +209,7 @@ _SECTIONS: tuple[tuple[str, Sequence[str], Callable[[Sequence[Record]], str]], .
     ("One message, one way: median (least..most)", ("message",), _times),
     ("Processor time of an idle engine", ("idle",), _idle),
     (
-        "A step of training, and the time that it adds to one without communication: median (least..most) of the rounds",
+        "A training step, and the time that communication adds to it: median (least..most) of the rounds",
         ("training",),
         _times,
     ),
