@@ -2,8 +2,8 @@
 
 The optimizer stays the same object. hvdlite only replaces its class by a subclass with a few more methods, and installs hooks
 on its parameters and around its step. So its state, its parameter groups, ``isinstance`` and schedulers that were created
-before still work. An optimizer that is not sharded can be pickled as before. Over 400 lines, because one docstring describes
-all options of the optimizer.
+before still work. An optimizer that is not sharded can be pickled as before. (This file has over 400 lines, because one
+docstring describes all options of the optimizer.)
 """
 
 import itertools
@@ -45,9 +45,9 @@ else:
 
 __all__ = ["DistributedOptimizer"]
 
-# Numbers the wrapped optimizers of each set of ranks. A number means the same optimizer on all ranks of the set, because these
-# ranks wrap their optimizers in the same order. Each set has a count of its own, because ranks outside of the set need not have
-# these optimizers.
+# For each set of ranks, the number of the next optimizer that is wrapped. A number means the same optimizer on all ranks of the
+# set, because these ranks wrap their optimizers in the same order. Each set has a count of its own, because ranks outside of
+# the set need not have these optimizers.
 _serials: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 _connected: "weakref.WeakSet[_Wrapping]" = weakref.WeakSet()  # the wrappings that reduce gradients or steps
@@ -72,12 +72,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Makes an optimizer train on the gradients of all ranks.
 
-    When ``loss.backward()`` returns, each ``.grad`` holds the average (or sum) over all ranks of what backward added, with the
+    When ``loss.backward()`` returns, what backward has added to each ``.grad`` is averaged (or summed) over all ranks, with the
     same bits on all ranks. So clipping, loss scaling, accumulation and schedulers work as in torch's own documentation. In
     particular:
 
     - Several backward passes before a step add up: the gradients of each pass are averaged over the ranks, and then added to
-      ``.grad``. Values that you write into ``.grad`` after a reduction stay as they are. Inside `no_sync`, and before the last
+      ``.grad``. Values that you write into ``.grad`` after a reduction are not reduced. Inside `no_sync`, and before the last
       of `backward_passes_per_step` passes, ``.grad`` has only this rank's gradients.
     - If a parameter is unused on some ranks, these ranks contribute zeros; if it is unused on all, ``.grad`` stays as it is.
     - If no backward has run before ``step()``, ``step()`` reduces gradients that you computed in another way.
@@ -121,9 +121,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: divide the sums by `backward_passes_per_step`, even after fewer passes.
         gradient_as_bucket_view: may gradients of at least 64 KiB lie in memory that all ranks of the host map? In this memory
             they are reduced without a copy. After autograd has made a gradient, hvdlite moves it there, and it stays there
-            until the program sets ``.grad`` to None. Tensors that you assign to ``.grad`` are reduced where they are. None:
-            yes, if all ranks called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction. True: yes, with a
-            warning if it is impossible (several hosts, no shared memory). False: no.
+            until the program sets ``.grad`` to None. Tensors that you assign to ``.grad`` are reduced where they are. True:
+            they may, with a warning if it is impossible (several hosts, no shared memory). False: they may not. If the argument
+            is None, they may if all ranks called ``optimizer.zero_grad(set_to_none=False)`` before the first reduction.
         start_check: what happens if the ranks' parameters, or their optimizers' states, differ after the first update (with
             Adasum or `shard`: before it), because they were not broadcast. "error": a MismatchError; "warn": a line in the log;
             "broadcast": a line in the log, and all ranks get the values of the first rank; "off": they are not compared. None:
@@ -138,9 +138,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Returns:
         The same optimizer, with the attribute ``weight`` and these methods: ``synchronize()``, ``skip_synchronize()``,
-        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. The engine reads and writes gradients on NVIDIA GPUs where
-        they are. It applies `Compression.fp16` and `bf16` to them while it packs them, which needs no further copy. Gradients
-        on other devices travel through host memory.
+        ``no_sync()`` and ``set_backward_passes_per_step(passes)``. The engine reads and writes gradients in the memory
+        of NVIDIA GPUs, without a copy to the host. It applies `Compression.fp16` and `bf16` to them while it packs them, which
+        needs no further copy. Gradients on other devices travel through host memory.
 
     Raises:
         InvalidArgumentError: an argument is wrong.
@@ -204,7 +204,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 wrapping.connect(optimizer, named, named_groups)
         if shards:
             wrapping.shard(optimizer, named)
-    except BaseException:  # Ctrl-C too: the program may go on, and must not train each rank alone with a wrapped optimizer
+    except BaseException:  # Ctrl-C too: the program may go on, and must not have a wrapped optimizer that reduces nothing
         wrapping.undo(optimizer)
         raise
     return optimizer
@@ -295,7 +295,7 @@ class _Wrapping:
                     )
 
     def shard(self, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Makes this rank update only its part of the parameters. Call it after `connect`, whose hooks must come first."""
+        """Makes this rank update only its part of the parameters. The hooks of the method `connect` must exist before."""
         sharded = ShardedState(self.settings, self.base)
         sharded.add(named)
         self.sharded = sharded
@@ -360,14 +360,14 @@ class _Wrapping:
             reducer.start_step()
 
     def give_notice(self, notice: bool) -> None:
-        """Sets whether this rank gives notice with each weight that it sends later. Each rank's engine counts the notices."""
+        """Sets whether this rank gives notice: a sign that travels with its weights, for example before it leaves."""
         for reducer in self.reducers():
             reducer.notice = notice
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Called before every step, even if a scheduler calls the original class's step. Reduces unreduced gradients.
+        """Called before every step, also in a step that a scheduler has wrapped before. Reduces unreduced gradients.
 
         Returns:
             The step's arguments, with a closure of hvdlite in place of the program's; None if the arguments have no closure.
@@ -419,8 +419,8 @@ class _DistributedOptimizer(_Optimizer):
     _hvdlite: _Wrapping
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # A class that does not derive from torch.optim.Optimizer may derive from this class, as in Lightning 1.9, but it cannot
-        # have objects.
+        # A class may derive from this class and not from torch.optim.Optimizer, as in Lightning 1.9. But no object of such a
+        # class can be made.
         if not issubclass(cls, torch.optim.Optimizer):
             raise UnsupportedError(
                 f"{cls.__qualname__} derives from Horovod's _DistributedOptimizer, which hvdlite has for isinstance() only: "
@@ -444,8 +444,7 @@ class _DistributedOptimizer(_Optimizer):
         `backward_passes_per_step`) add up: set a weight before each pass.
 
         Raises:
-            InvalidArgumentError: the weight is set to something other than None or a finite number of 0 or more, or op is not
-                Average.
+            InvalidArgumentError: the value is neither None nor a finite number of at least 0; or op is not Average.
 
         ``backward()`` raises MismatchError if only some ranks have a weight. It raises UnsupportedError if there is a weight, a
         gradient is sparse, and `sparse_as_dense` is False.
@@ -548,7 +547,7 @@ class _DistributedOptimizer(_Optimizer):
         super().add_param_group(param_group)
         try:
             self._hvdlite.add_parameters(self.param_groups[-1]["params"])
-        except BaseException:  # the program may go on, also after Ctrl-C: this rank must not train the group alone
+        except BaseException:  # the program may go on, also after Ctrl-C: this rank must not train the parameter group alone
             del self.param_groups[-1]
             raise
 
@@ -556,4 +555,4 @@ class _DistributedOptimizer(_Optimizer):
         """Makes pickle and copy give a plain optimizer, without the wrapping."""
         plain: Any = object.__new__(self._hvdlite.base)
         vars(plain).update((key, value) for key, value in vars(self).items() if key != "_hvdlite")
-        return plain.__reduce_ex__(1)  # pickle would refuse a later protocol's result: its class is not the object's own
+        return plain.__reduce_ex__(1)  # with a later protocol pickle refuses a result of another class

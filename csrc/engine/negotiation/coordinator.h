@@ -26,13 +26,13 @@ namespace hvdlite::engine {
 
 class Coordinator {
  public:
-  // join_refuses_others: if it is true, an operation fails when refuse_without_joined() refuses it.
+  // join_refuses_others: while members have joined, some kinds of operations fail (refuse_without_joined() in validate.h).
   Coordinator(SetId set, std::vector<int> members, std::size_t cache_capacity,
               bool join_refuses_others);
 
   // A member asks for an operation, in full or by a slot of the response cache. When the member announced the operation, it had
-  // processed the response lists up to number `seen`. Returns the request, or null if the announcement is void: a list with a
-  // number above `seen` fails the operation or refills the slot.
+  // processed the response lists up to number `seen`. Returns the request. The announcement is void, and the result null, if a
+  // response list with a number above `seen` fails the operation, or gives the slot to another request.
   RequestPtr announce(int member, RequestPtr request, std::uint64_t seen);
   RequestPtr announce_slot(int member, std::uint32_t slot, std::uint64_t seen);
   // A member has left. All operations of the set that collect() has not returned fail with this text, and so do all that are
@@ -42,16 +42,14 @@ class Coordinator {
   // group, all operations of the group that the coordinator counts fail as well.
   void fail(const std::vector<std::string>& names, const base::Status& why);
 
-  // The caller must call fail_counted() for these operations later. Until then the coordinator settles none of them. If it
-  // settled one, the last missing member could still ask for this operation, and the operation would run although a verdict
-  // says that it never can.
-  // Only two kinds of these operations can still be decided: a join, and an operation that is settled already and waits for its
-  // group.
+  // The caller must call fail_counted() for these operations later. Until then the coordinator settles none of them, not even
+  // if the last missing member asks: the operation would run although a verdict says that it never can. Two kinds can still be
+  // decided: a join, which is never settled, and an operation that was settled before and waits for its group.
   void doom(const std::vector<std::string>& names) { doomed_.insert(names.begin(), names.end()); }
   // Fails those of these operations that the coordinator still counts. After the call no operation of `names` is doomed.
   void fail_counted(std::vector<std::string> names, const base::Status& why);
 
-  // Must everything go through messages? This is so while members have joined or left.
+  // Must all operations go through messages, and none through the set's port? This is so while members have joined or left.
   bool needs_messages() const { return joined_count_ > 0 || !left_.ok(); }
   // One request for each name that the coordinator counts. Joins are not included.
   std::vector<RequestPtr> open() const;
@@ -91,7 +89,7 @@ class Coordinator {
   struct AssignedSlot {
     ResponsePtr response;
     std::vector<RequestPtr> requests;  // by member
-    std::uint64_t filled = 0;          // number of the response list that told the members
+    std::uint64_t filled = 0;          // number of the response list that gave the slot its request
     std::list<std::uint32_t>::iterator recency;
   };
 

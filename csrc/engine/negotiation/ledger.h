@@ -27,12 +27,11 @@
 //  1. all changes are made under one lock, so that "the last bit is set" and "diverted" exclude each other;
 //  2. a member announces only when it has read the whole log (up_to_date). So it has read all entries that concern its earlier
 //     announcements of the same key, and a later entry with this key concerns the new announcement;
-//  3. the coordinator diverts the key of every request that it accepts, and then all members that ask for this unit send their
-//     requests, too. The member that sent the first request announces the key here only after the decision. So from the first
-//     request to the decision no unit with this key can complete here;
+//  3. the coordinator diverts the key of every request that it accepts, in its next step. Then all members that ask for this
+//     unit send their requests, too. The unit cannot complete here meanwhile, because the sender of the request announces the
+//     key here only after the decision;
 //  4. when the coordinator puts a list into the log, it takes the cells of all decided keys out of the table in the same
-//     critical section, and forgets those of these keys that it has not yet diverted. So no diverted cell outlives the
-//     decision;
+//     critical section. It does not divert these keys any more. So no diverted cell outlives the decision;
 //  5. a member that leaves reads the whole log and closes the ledger before it leaves: nothing that it announced is agreed
 //     after that. A member that fails tries to close the ledger, too, for some milliseconds. It need not read the log, because
 //     it executes nothing more.
