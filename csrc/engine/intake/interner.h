@@ -26,8 +26,8 @@ class Interner {
   static constexpr std::size_t kBuckets = 4096;
   static constexpr std::size_t kWays = 4;
 
-  // The remembered request that equals the view on this process set; null if there is none. name_hash: the hash_of_name() of
-  // the set and the view's name.
+  // The remembered request that has this process set and the fields of the view; null if there is none. name_hash: the
+  // hash_of_name() of the set and the view's name.
   RequestPtr find(const RequestView& view, SetId set, std::uint64_t name_hash);
   // The request must be sealed. Call remember() only if find() has returned null, because remember() does not look for an equal
   // request.

@@ -79,7 +79,7 @@ class JobState:
     # --- in this process ----------------------------------------------------------------------------------------------------
 
     def before_step(self) -> Snapshot:
-        """A copy of all that can change in a step before ``optimizer.step()``."""
+        """A copy of all that a training step can change until it calls ``optimizer.step()``."""
         return self._snapshot({name: handler.copied() for name, handler in self._others.items()})
 
     def commit(self, loaded: bool = False) -> Snapshot:
@@ -112,7 +112,7 @@ class JobState:
                         group[name].copy_(option)  # a scheduler changes it in place, too
                     else:
                         group[name] = option
-        nothing: dict[str, Any] = {}  # kept for the parameters of new groups
+        nothing: dict[str, Any] = {}  # the kept state of parameters of groups that were added after the snapshot
         for coding, kept in itertools.zip_longest(codings_of(self._optimizer), snapshot.codings, fillvalue=nothing):
             coding.clear()
             coding.update(kept)
