@@ -3,8 +3,9 @@
 If a tensor of the state has its parameter's shape, the checkpoint has this tensor in one dimension, in the order of the
 parameter's memory. Each owner of the parameter (a rank that updates the parameter or a part of it) writes a slice of the
 tensor. So a job with another number of ranks can load other slices of the tensor from the checkpoint. All other values of the
-state, such as counters of steps and tensors of another shape, are saved unchanged by the owners. If a tensor of another shape
-has one dimension and as many elements as its parameter, its key gets a suffix, so that the tensor is not read as slices.
+state, such as counters of steps and tensors of another shape, are saved unchanged by the owners. Such a tensor may
+have one dimension and as many elements as its parameter, which has more dimensions. Then its key gets a suffix, so that the
+tensor is not read as slices.
 """
 
 from collections.abc import Mapping

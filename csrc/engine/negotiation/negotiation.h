@@ -38,7 +38,7 @@ class Negotiation {
     int rank = 0;
     std::size_t fusion_threshold = 0;   // bytes
     std::size_t cache_capacity = 0;     // slots
-    bool join_refuses_others = false;   // the coordinator calls refuse_without_joined()
+    bool join_refuses_others = false;   // as the argument of Coordinator
     bool agreement_is_barrier = false;  // a barrier that is agreed at the port needs no collective
     // Sets of at most this many members (never more than ReplicatedLedger::kMaxMembers) agree in copies of a ledger, if their
     // members share no ledger in memory.
@@ -76,19 +76,19 @@ class Negotiation {
   void catch_up();
   // Rank `rank` takes part in no later operation. Operations that need it fail with `why`.
   void left(int rank, const base::Status& why);
-  // Called before this rank leaves. When it returns true, nothing that this rank has announced at a port becomes complete any
-  // more. False: call it again.
+  // Called before this rank leaves. When it returns true, nothing that this rank has announced at a port can be agreed there
+  // any more. False: call it again.
   bool close();
-  // This rank leaves. Returns the ranks of the coordinators that can still decide operations that this rank asked for. The
-  // entries of all other operations that are not agreed end with `why`.
+  // This rank leaves. Some coordinators can still decide operations that this rank asked for: returns the ranks of these
+  // coordinators. The entries of all other operations that are not agreed end with `why`.
   std::set<int> leave(const base::Status& why);
   // This rank has left, and executes nothing more. So the ports keep no log entry for it.
   void stop_reading();
   // This rank has left, and the coordinator on rank `coordinator` decides nothing more for it. The entries that still wait for
   // this coordinator end with `why`.
   void fail_undecided(int coordinator, const base::Status& why);
-  // This rank fails; end_all() follows. Tries to close the ports, so that no operation that this rank has announced becomes
-  // complete later.
+  // This rank fails; end_all() follows. Tries to close the ports, so that nothing that this rank has announced there is agreed
+  // later.
   void abandon();
   // Ends all entries that are not agreed.
   void end_all(const base::Status& why);
@@ -111,9 +111,9 @@ class Negotiation {
   }
   // Removals that this rank holds back until its operations on the set have ended.
   const std::vector<Entry>& held_removals() const { return held_removals_; }
-  // A hash of the state. It differs for states that can continue differently. Includes the state of this rank's copies of
-  // ledgers. Leaves out the members and the regions of the sets: whoever compares jobs with different changes of sets must add
-  // these.
+  // A hash of the state, with this rank's copies of ledgers. If the same later calls can have different effects in two states,
+  // the states have different hashes. The members and the regions of the sets are left out: a caller that compares two jobs
+  // which changed their sets differently must add them to the hash.
   std::uint64_t digest() const;
 
  private:
@@ -138,7 +138,7 @@ class Negotiation {
   void deliver(int rank, Announcement message);
   // Sends to all other members of the set that have not left.
   void tell_members(const ProcessSet& set, const Message& message);
-  // As Effects::finish. A set whose removal has failed accepts requests again.
+  // As Effects::finish. If an entry is a removal that failed, its set accepts requests again.
   void finish(std::span<const Entry> entries, const base::Status& status);
 
   base::Status refusal(const SetNegotiation* set, const Request& request) const;

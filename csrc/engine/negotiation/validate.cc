@@ -1,8 +1,8 @@
 // How the requests of a set's members become one response:
 //
 //    1  the pattern is the request of the first member that has asked
-//    2  if all requests are one object, they agree, and steps 3 to 5 are left out. This is the usual case: Coordinator::add
-//       stores the first request again in place of each one that equals it
+//    2  if all pointers in the list point to one request, the members agree, and steps 3 to 5 are left out. This is the usual
+//       case: instead of a later request that equals the first one, Coordinator::add stores the pointer to the first one
 //    3  each field of kFields is compared, in the order of the table; the first field that differs gives the error
 //    4  a broadcast from a root that has joined is an error, and so is a change of process sets if a member that must ask for
 //       it has joined
@@ -18,8 +18,8 @@
 // In the engine only the coordinator calls these functions, and its response carries the error. So all ranks get one text. The
 // text does not depend on the order of the announcements, because the requests are in the order of the members.
 //
-// A member that must ask and has no request counts as joined. The coordinator also settles operations whose requests are
-// missing because a member has left. In this case it replaces the error by one about the member that has left.
+// A member that must ask and has no request counts as joined. But perhaps the request is missing because a member has left.
+// Then the coordinator replaces the result of these functions by an error about the member that has left.
 #include "engine/negotiation/validate.h"
 
 #include <algorithm>
@@ -112,8 +112,8 @@ constexpr std::array<ComparedField, 13> kFields = {{
      "pass the same process set on every rank"},
 }};
 
-// The members that have to ask and have not, because they have joined. (If only the members of a new set ask for the set, the
-// other ranks need not ask: Request::asks.)
+// The members that have to ask and have not, because they have joined. (A request for a new set may say that only the set's
+// members ask for it: Request::asks. Then the other ranks need not ask.)
 std::vector<int> joined_without_asking(const std::vector<RequestPtr>& requests,
                                        const std::vector<int>& members, const Request& first) {
   std::vector<int> joined;
@@ -243,7 +243,7 @@ Status refuse_without_joined(const std::vector<RequestPtr>& requests,
   return {ErrorCode::kMismatch,
           describe(first) + ": " + name + " is not supported with Join at this time, as in " +
               "Horovod: " + format_ranks(joined) + (joined.size() == 1 ? " has" : " have") +
-              " joined without asking for it; ask before any rank joins, or set "
+              " joined without asking for it; call it before any rank joins, or set "
               "HVDLITE_HOROVOD_RULES=0 to run it on the ranks that still train"};
 }
 

@@ -1,8 +1,8 @@
 """Copies and restores the states of Python's and NumPy's global generators of random numbers.
 
 An `ElasticJob` needs a copy at each step or commit, and `SeededSamples` whenever it loads samples. `random.getstate()` and
-`np.random.get_state()` make an object for each of 624 numbers. This takes longer than all else that a job does for a step. So a
-copy is made only if the generator's memory has changed since the last copy.
+`np.random.get_state()` make an object for each of 624 numbers. This takes longer than all else that `ElasticJob` does for a
+step. So a copy is made only if the generator's memory has changed since the last copy.
 """
 
 import ctypes
