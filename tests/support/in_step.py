@@ -43,6 +43,9 @@ class InStep:
     """The plugin of a child: watchdog, comparison of verdicts, and the result files."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        # pytest has already installed Python's handler for crashes, and Open MPI installs its own only where none is. Installed in
+        # this order, both work: after a crash Python prints the stacks in Python, and then Open MPI the stack in native code.
+        faulthandler.disable()
         from mpi4py import MPI
         from support.patient_comm import PatientComm
 
@@ -50,8 +53,9 @@ class InStep:
         self._folder = folder
         self._lock = threading.Lock()
         self._in_test = False
-        # pytest captures the text that is written to descriptor 2.
+        # pytest captures the text that is written to sys.stderr.
         self._log = (folder / f"rank{self._comm.rank}.stderr").open("a")
+        faulthandler.enable(self._log)
         self._files = list(files)
         self._results: list[dict[str, Any]] = [
             {"failed": [], "passed": 0, "skipped": [], "ends_job": False, "broken": False} for _ in files

@@ -52,6 +52,7 @@ SPIN = {"HVDLITE_SPIN_US": "50"}
 XLA_OPTIONS = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_use_fusion_emitters=false")
 XLA = {"XLA_FLAGS": " ".join(f"--xla_{option}" for option in XLA_OPTIONS)}
 TAIL_LINES = {"failed": 150, "other": 60}
+FRAMES_OF_PYTEST = ("site-packages/_pytest/", "site-packages/pluggy/")  # left out of reports: dozens in each stack
 
 
 @functools.cache  # each of thousands of tests asks
@@ -259,8 +260,9 @@ class Run:
         self._ranks = ranks
         self._folder = Path(tempfile.mkdtemp(prefix="hvdlite-test-"))
         arguments = ["-m", "pytest", *map(str, files), "-p", "no:cacheprovider", "-n", "0", "-q", "--tb=short", "-rs"]
-        # If a file cannot be imported, the others run nevertheless.
-        arguments += ["--rootdir", str(TESTS.parent), "--continue-on-collection-errors", *options]
+        # What native code prints, such as its stack after a crash, goes to the rank's file at once. If a test file cannot be
+        # imported, the others run nevertheless.
+        arguments += ["--capture=sys", "--continue-on-collection-errors", "--rootdir", str(TESTS.parent), *options]
         changes = {**SPIN, **XLA, **(environment or {}), RESULTS: str(self._folder)}
         self._job = Job(arguments, ranks, self._folder, changes, mpirun_args, hosts, frameworks)
 
@@ -336,15 +338,16 @@ def _report(job: JobResult, results: dict[int, dict[str, Any]]) -> str:
         result = results[rank]
         state = f"failed: {', '.join(result['failed']) or 'nothing'}" if result else "ended early"
         keep = TAIL_LINES["failed"] if place == 0 else TAIL_LINES["other"]
-        text = job.stdout.get(rank, "") + job.stderr.get(rank, "")
-        lines += [f"=== rank {rank} of {len(results)}, {state}", *text.splitlines()[-keep:]]
+        text = (job.stdout.get(rank, "") + job.stderr.get(rank, "")).splitlines()
+        told = [line for line in text if not any(frame in line for frame in FRAMES_OF_PYTEST)]
+        lines += [f"=== rank {rank} of {len(results)}, {state}", *told[-keep:]]
     return "\n".join([*lines, "=== mpirun", *job.launcher.splitlines()[-TAIL_LINES["other"] :]])
 
 
 def _suspicion(result: dict[str, Any], stderr: str) -> int:
-    """A number that is smaller the more likely a rank has failed first: 0 for a failed test, then a watchdog's dump, then an
-    early end, and 3 for success.
+    """A number that is smaller the more likely a rank has failed first: 0 for a crash, then a failed test, a watchdog's dump, an
+    early end, and 4 for success.
     """
     if result:
-        return 0 if result["failed"] else 3
-    return 0 if " failed:\n" in stderr else 1 if "Timeout (" in stderr else 2
+        return 1 if result["failed"] else 4
+    return 0 if "Fatal Python error" in stderr else 1 if " failed:\n" in stderr else 2 if "Timeout (" in stderr else 3
