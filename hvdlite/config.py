@@ -327,6 +327,20 @@ def folder_of_torchrun_job() -> str | None:
     return os.environ.get("PMIX_SERVER_TMPDIR") if inherits_torchrun_job() else None
 
 
+OPEN_MPI_FOLDER = "OMPI_MCA_btl_sm_backing_directory"  # the folder in which Open MPI makes its files of shared memory
+
+
+def open_mpi_place(environ: Mapping[str, str] = os.environ) -> tuple[str, str, int] | None:
+    """The job's name, the host's name, and this rank's number among the ranks of its host, by which Open MPI 5 names its files.
+
+    None if the launcher does not tell them, or if the user has chosen the folder of the files.
+    """
+    job, host = environ.get("PMIX_NAMESPACE"), environ.get("PMIX_HOSTNAME")
+    numbers = (environ.get(name, "") for name in ("OMPI_COMM_WORLD_NODE_RANK", "SLURM_LOCALID", "LOCAL_RANK"))
+    number = next(filter(str.isdigit, numbers), "")
+    return (job, host, int(number)) if job and host and number and not environ.get(OPEN_MPI_FOLDER) else None
+
+
 def enter_job(variables: Mapping[str, str]) -> None:
     """Sets the variables by which MPI finds its job, in place of those that another launcher has set."""
     for name in [name for name in os.environ if name.startswith(_LEFT_BY_MPI) and not name.startswith("PMIX_MCA_")]:

@@ -43,8 +43,8 @@ class InStep:
     """The plugin of a child: watchdog, comparison of verdicts, and the result files."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        # pytest has already installed Python's handler for crashes, and Open MPI installs its own only where none is. Installed in
-        # this order, both work: after a crash Python prints the stacks in Python, and then Open MPI the stack in native code.
+        # pytest has already installed Python's handler for crashes, and Open MPI installs its own only where none is. In this
+        # order, both work: after a crash Python prints the stacks in Python, and then Open MPI prints the stack in native code.
         faulthandler.disable()
         from mpi4py import MPI
         from support.patient_comm import PatientComm

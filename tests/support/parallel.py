@@ -345,8 +345,8 @@ def _report(job: JobResult, results: dict[int, dict[str, Any]]) -> str:
 
 
 def _suspicion(result: dict[str, Any], stderr: str) -> int:
-    """A number that is smaller the more likely a rank has failed first: 0 for a crash, then a failed test, a watchdog's dump, an
-    early end, and 4 for success.
+    """A number that is smaller the more likely a rank has failed first: 0 for a crash, then a failed test, a watchdog's dump,
+    an early end, and 4 for success.
     """
     if result:
         return 1 if result["failed"] else 4

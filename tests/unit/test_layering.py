@@ -21,6 +21,7 @@ PURE = {
     "errors",
     "gpu",
     "knobs",
+    "mpi_files",
     "ownership",
     "partition",
     "requests",

@@ -3,7 +3,7 @@
 import textwrap
 
 import pytest
-from support.job import run_job
+from support.job import launcher_is_hydra, run_job
 from support.small_suite import run, run_files
 
 __all__ = ["run", "run_files"]
@@ -86,6 +86,23 @@ def test_a_rank_that_dies_is_named(run):
     assert code == 1
     assert "=== rank 1 of 2, ended early" in text
     assert "mpirun ended with" in text
+
+
+def test_a_crash_comes_first_with_its_stacks_and_without_frames_of_pytest(run):
+    """The other rank is killed. The stack in native code is Open MPI's; other MPIs print none."""
+    code, text = run("""
+        import ctypes
+        def test_a():
+            if RANK == 1:
+                ctypes.string_at(8)
+            time.sleep(600)
+    """)
+    assert code == 1
+    report = text[text.index("=== rank 1 of 2, ended early") : text.index("=== rank 0 of 2, ended early")]
+    assert "Fatal Python error: Segmentation fault" in report
+    assert 'test_it.py", line' in report
+    assert "_pytest/" not in report
+    assert launcher_is_hydra() or "Process received signal" in report, text
 
 
 def test_ranks_that_collect_different_tests_are_told(run):

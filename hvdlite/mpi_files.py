@@ -1,0 +1,68 @@
+"""Keeps the jobs of one user apart, whose files Open MPI 5 may mix up.
+
+In MPI_Init each rank of Open MPI makes a file ``/dev/shm/sm_segment.HOST.USER.JOB.RANK`` for the messages that the other ranks
+of its host send it. Only 16 bits of JOB tell jobs apart; they are a hash of the job's name. So of 65,536 pairs of jobs that a
+user runs on a host at the same time, one pair has the same JOB. Open MPI does not notice this: both jobs use the same files,
+read each other's messages, and crash or hang.
+"""
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hvdlite import config as knobs
+
+_MEMORY = "/dev/shm"
+
+
+def file_of_rank(job: str, host: str, node_rank: int) -> Path:
+    """The file that Open MPI 5 makes for a rank, if no parameter names another folder.
+
+    Args:
+        job: the job's name, such as ``prterun-node7-4711@1``.
+        host: the name of the rank's host.
+        node_rank: the rank's number among the ranks of its host.
+    """
+    return Path(_MEMORY, f"sm_segment.{host}.{os.geteuid()}.{_job_number(job):x}.{node_rank}")
+
+
+def _job_number(job: str) -> int:
+    """The number of a job: 16 bits of a hash of its name up to ``@``, and 16 bits of the number after that.
+
+    Source: ``opal_pmix_convert_jobid`` of Open MPI 5. The hash is Bob Jenkins's "one at a time".
+    """
+    name, _, number = job.rpartition("@") if "@" in job else (job, "", "")
+    value = 0
+    for byte in name.encode():
+        value = (value + byte) * 0x401 & 0xFFFFFFFF  # the hash adds itself, shifted by 10 bits
+        value ^= value >> 6
+    value = value * 9 & 0xFFFFFFFF
+    value ^= value >> 11
+    value = value * 0x8001 & 0xFFFFFFFF
+    return ((value >> 16 ^ value) & 0xFFFF) << 16 | (int(number) & 0xFFFF if number.isdigit() else 0)
+
+
+@contextlib.contextmanager
+def apart_from_other_jobs() -> Iterator[None]:
+    """A with statement for MPI_Init. If another job has this rank's file, Open MPI makes the file in a new private folder.
+
+    The folder is removed when this process exits, after the functions that the caller registers with `atexit` later.
+    """
+    place = knobs.open_mpi_place()
+    if place is None or not file_of_rank(*place).exists():
+        yield
+        return
+    folder = tempfile.mkdtemp(prefix="hvdlite-mpi-", dir=_MEMORY)
+    atexit.register(_remove, folder, os.getpid())
+    # Programs that this process starts later must not inherit the variable.
+    with knobs.environment(**{knobs.OPEN_MPI_FOLDER: folder}):
+        yield
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child calls this function as well
+        shutil.rmtree(folder, ignore_errors=True)
