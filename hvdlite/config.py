@@ -330,15 +330,20 @@ def folder_of_torchrun_job() -> str | None:
 OPEN_MPI_FOLDER = "OMPI_MCA_btl_sm_backing_directory"  # the folder in which Open MPI makes its files of shared memory
 
 
+def has_open_mpi_folder(environ: Mapping[str, str] = os.environ) -> bool:
+    """Has the user chosen the folder in which Open MPI makes its files of shared memory?"""
+    return bool(environ.get(OPEN_MPI_FOLDER))
+
+
 def open_mpi_place(environ: Mapping[str, str] = os.environ) -> tuple[str, str, int] | None:
     """The job's name, the host's name, and this rank's number among the ranks of its host, by which Open MPI 5 names its files.
 
-    None if the launcher does not tell them, or if the user has chosen the folder of the files.
+    None if the launcher does not tell them.
     """
     job, host = environ.get("PMIX_NAMESPACE"), environ.get("PMIX_HOSTNAME")
     numbers = (environ.get(name, "") for name in ("OMPI_COMM_WORLD_NODE_RANK", "SLURM_LOCALID", "LOCAL_RANK"))
     number = next(filter(str.isdigit, numbers), "")
-    return (job, host, int(number)) if job and host and number and not environ.get(OPEN_MPI_FOLDER) else None
+    return (job, host, int(number)) if job and host and number else None
 
 
 def enter_job(variables: Mapping[str, str]) -> None:

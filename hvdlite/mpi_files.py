@@ -1,9 +1,12 @@
-"""Keeps the jobs of one user apart, whose files Open MPI 5 may mix up.
+"""Chooses the folder of the files that Open MPI 5 makes for messages within a host.
 
 In MPI_Init each rank of Open MPI makes a file ``/dev/shm/sm_segment.HOST.USER.JOB.RANK`` for the messages that the other ranks
-of its host send it. Only 16 bits of JOB tell jobs apart; they are a hash of the job's name. So of 65,536 pairs of jobs that a
-user runs on a host at the same time, one pair has the same JOB. Open MPI does not notice this: both jobs use the same files,
-read each other's messages, and crash or hang.
+of its host send it. There are two faults:
+
+- Only 16 bits of JOB tell jobs apart; they are a hash of the job's name. So of 65,536 pairs of jobs that a user runs on a host
+  at the same time, one pair has the same JOB. Open MPI does not notice this: both jobs use the same files, read each other's
+  messages, and crash or hang.
+- A process that no launcher has started never removes its file, which takes 72 KiB of memory.
 """
 
 import atexit
@@ -47,16 +50,25 @@ def _job_number(job: str) -> int:
 
 
 @contextlib.contextmanager
-def apart_from_other_jobs() -> Iterator[None]:
-    """A with statement for MPI_Init. If another job has this rank's file, Open MPI makes the file in a new private folder.
+def in_own_folder(library: str) -> Iterator[None]:
+    """A with statement for MPI_Init. Open MPI makes its file in a new private folder, if another job has this rank's file, or
+    if no launcher has started this process.
 
     The folder is removed when this process exits, after the functions that the caller registers with `atexit` later.
+
+    Args:
+        library: the name of the MPI library, from ``MPI_Get_library_version``.
     """
     place = knobs.open_mpi_place()
-    if place is None or not file_of_rank(*place).exists():
+    wanted = file_of_rank(*place).exists() if place is not None else knobs.launcher_claim() is None
+    if "Open MPI" not in library or knobs.has_open_mpi_folder() or not wanted:
         yield
         return
-    folder = tempfile.mkdtemp(prefix="hvdlite-mpi-", dir=_MEMORY)
+    try:
+        folder = tempfile.mkdtemp(prefix="hvdlite-mpi-", dir=_MEMORY)
+    except OSError:  # this process may not write to /dev/shm, so Open MPI makes no file there
+        yield
+        return
     atexit.register(_remove, folder, os.getpid())
     # Programs that this process starts later must not inherit the variable.
     with knobs.environment(**{knobs.OPEN_MPI_FOLDER: folder}):

@@ -24,7 +24,7 @@ from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, UnsupportedError, error_class
 from hvdlite.knobs import Value
-from hvdlite.mpi_files import apart_from_other_jobs
+from hvdlite.mpi_files import in_own_folder
 from hvdlite.pool import ProcessPool
 from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
 from hvdlite.view_socket import bound_socket
@@ -134,7 +134,7 @@ def load_mpi(may_finalize: Callable[[bool], bool], config: Config) -> Any:
     if MPI.Is_finalized():
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
     if not MPI.Is_initialized():
-        with _warned_of_waiting(config), apart_from_other_jobs():
+        with _warned_of_waiting(config), in_own_folder(MPI.Get_library_version()):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _finalizers.add(os.getpid())
     if os.getpid() not in _guarded:

@@ -1,9 +1,11 @@
-"""The files of Open MPI in /dev/shm, whose names can be those of another job's files."""
+"""The files of Open MPI in /dev/shm: their names can be those of another job's files, and some are never removed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.job import launcher_has_ulfm, run_job
+from support.job import job_environment, launcher_has_ulfm, run_job
 
 pytestmark = pytest.mark.skipif(not launcher_has_ulfm(), reason="only Open MPI names its files so from version 5 on")
 
@@ -49,3 +51,24 @@ def test_the_file_of_another_job_is_left_alone():
     folders = {Path(folder) for text in job.stdout.values() for folder in text.split()}
     assert len(folders) == 2, job.report()
     assert all(folder.name.startswith("hvdlite-mpi-") and not folder.exists() for folder in folders), folders
+
+
+def test_a_process_without_launcher_leaves_no_file():
+    """A forked child that ends does not remove the file of its parent."""
+    program = """
+import os, sys
+from pathlib import Path
+import hvdlite as hvd
+hvd.init()
+[file] = {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "sm_segment" in line}
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+assert Path(file).exists()
+print(file)
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=job_environment(), capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.split()[-1]).parent
+    assert folder.name.startswith("hvdlite-mpi-"), done.stdout
+    assert not folder.exists()
