@@ -4,11 +4,12 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdlite.config import outside_of_jobs
+from hvdlite.config import OPEN_MPI_FOLDER, outside_of_jobs
 
 _MARK = "hvdlite-probe:"
 _SAY = f"def say(**found):\n    print({_MARK!r} + __import__('json').dumps(found), flush=True)\n"
@@ -105,12 +106,14 @@ def probe(program: str, arguments: Sequence[str] = (), seconds: float = 60.0) ->
         too long), empty if there was none.
     """
     command = [sys.executable, "-c", _FIND + _SAY + program, *arguments]
-    try:
-        done = subprocess.run(
-            command, env=outside_of_jobs(), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired as late:
-        return _last_said(late.stdout or b""), f"it took more than {seconds:.0f} seconds"
+    with tempfile.TemporaryDirectory(prefix="hvdlite-probe-") as folder:  # for the file that Open MPI 5 would leave in /dev/shm
+        environ = {**outside_of_jobs(), OPEN_MPI_FOLDER: folder}
+        try:
+            done = subprocess.run(
+                command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            return _last_said(late.stdout or b""), f"it took more than {seconds:.0f} seconds"
     problem = ""
     if done.returncode < 0:
         problem = f"signal {-done.returncode} ({signal.Signals(-done.returncode).name}) ended it"

@@ -72,6 +72,14 @@ def test_check_build_of_horovodrun_is_the_doctor(monkeypatch, capsys):
     assert "9 cores" in capsys.readouterr().out
 
 
+def test_a_probe_that_starts_mpi_leaves_none_of_its_files():
+    """Open MPI 5 never removes the file of a process without launcher, and this probe ends before MPI could remove anything."""
+    text = "MPI.Init()\nsay(maps=open('/proc/self/maps').read())\nimport os; os._exit(0)"
+    maps = probes.probe(probes.LOADED_MPI + text)[0]["maps"]
+    files = {Path(line.split()[5]) for line in maps.splitlines() if "/sm_segment." in line}
+    assert not [file for file in files if file.exists()], files
+
+
 def test_a_probe_that_crashes_or_hangs_or_raises_is_survived(tmp_path, monkeypatch):
     assert probes.probe("say(a=1)\nimport os; os.abort()") == ({"a": 1}, "signal 6 (SIGABRT) ended it")
     assert probes.probe("raise ImportError('no such thing')") == ({}, "ImportError: no such thing")
