@@ -25,12 +25,14 @@ from hvdlite.bench.tables import markdown
 from hvdlite.config import outside_of_jobs
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
+from hvdlite.launcher.job import NOT_LAUNCHED
 
 FEWEST_PAIRS = 10
 _QUIET = 0.02  # the largest share of the processors that others may take during a job
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000
 _JOB_SECONDS = 600.0  # a job that takes longer hangs
+_ATTEMPTS = 3  # how often a job is started, if mpirun fails before it has started a rank
 _LAST_LINES = 20  # the number of lines that the error shows of a failed job's output
 _PROGRAM = Path(__file__).with_name("guard_job.py")
 # The program is not run as a script, because Python would search the script's folder for modules first.
@@ -264,21 +266,23 @@ def _job(command: Sequence[str], kind: str, build: Path, seconds: float) -> Figu
     paths = [str(build), *filter(None, [inherited.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="hvdlite-guard-") as folder:
         words = [sys.executable, "-c", _START, str(_PROGRAM), kind, str(seconds), folder]
-        environ = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", mpirun.PLACE_OF_FOLDER: folder}
-        try:
-            done = subprocess.run(
-                [*command, *words],
-                env={**inherited, **environ},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_JOB_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as late:
-            raise SystemFailure(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
+        for _ in range(_ATTEMPTS):
+            try:
+                done = subprocess.run(
+                    [*command, *words],
+                    env={**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_JOB_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as late:
+                raise SystemFailure(f"the job {kind} of {build} hangs: hvdlite ended it after {_JOB_SECONDS:.0f} s") from late
+            if NOT_LAUNCHED not in done.stderr:
+                break
         file = Path(folder) / "figures.json"
         if not file.exists():
             said = "\n".join((done.stdout + done.stderr).splitlines()[-_LAST_LINES:])

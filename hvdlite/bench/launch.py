@@ -5,11 +5,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from hvdlite.config import environment
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import mpirun
 from hvdlite.launcher.command import Wishes, mpirun_line
-from hvdlite.launcher.folder import private_folder
 
 BINDINGS = ("core", "none")
 
@@ -37,7 +35,6 @@ def start(ranks: int, bind: str, arguments: Sequence[str]) -> None:
         SystemFailure: the ranks failed, or there is no mpirun for the MPI that mpi4py loads.
     """
     command = mpirun_command(mpirun.find(), ranks, bind)
-    with private_folder("mpirun") as folder, environment(**{mpirun.PLACE_OF_FOLDER: folder}):
-        status = subprocess.run([*command, sys.executable, "-m", "hvdlite.bench", *arguments], check=False).returncode
+    status = subprocess.run([*command, sys.executable, "-m", "hvdlite.bench", *arguments], check=False).returncode
     if status != 0:
         raise SystemFailure(f"the ranks ended with status {status}; their output is above")

@@ -18,13 +18,16 @@ from pathlib import Path
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher import rank as rank_program
 from hvdlite.launcher.folder import private_folder
-from hvdlite.launcher.mpirun import PLACE_OF_FOLDER
 from hvdlite.launcher.output import LauncherStream, RankExit, RankOutput, first_failure, last_output, parse_marked
 from hvdlite.launcher.plan import LaunchPlan
 from hvdlite.launcher.rank import ASKS, HEADER, Segments, at_parent_end, short_path
 
 GRACE_SECONDS = 30.0  # the time in which programs have to end after the job is told to end
 _TERM_SECONDS = 8.0  # the time in which mpirun has to end the job
+# Open MPI 5's mpirun prints this text and starts no rank, if an mpirun with the same process id was killed and has left its
+# folder behind. The failing mpirun removes that folder.
+NOT_LAUNCHED = "listener thread failed to start"
+_LAUNCHES = 3  # the largest number of starts of mpirun
 _START_AGAIN = (
     "The other ranks could not continue without the lost one. Start the program again, on the hosts that are left: "
     "elastic.Job continues from its checkpoint with any other -n, and other programs from what they have saved"
@@ -100,6 +103,7 @@ class LaunchedJob:
         self._endings: dict[int, RankExit] = {}
         self._folder = ""
         self._asked_to_end: list[int] = []  # the signals that asked the job to end
+        self._not_launched = False
         self._problem = ""
 
     def interrupt(self, number: int) -> None:
@@ -116,10 +120,10 @@ class LaunchedJob:
             SystemFailure: mpirun cannot be started.
             KeyboardInterrupt: the user pressed Ctrl-C. The job has ended then.
         """
-        with private_folder("run") as self._folder, private_folder("mpirun") as folder_of_mpirun:
-            return self._run(folder_of_mpirun)
+        with private_folder("run") as self._folder:
+            return self._run()
 
-    def _run(self, folder_of_mpirun: str) -> JobOutcome:
+    def _run(self) -> JobOutcome:
         listener = socket.socket(socket.AF_UNIX)
         try:
             path = os.path.join(self._folder, "s")
@@ -127,18 +131,21 @@ class LaunchedJob:
                 listener.bind(short)
             listener.listen(self._size + 16)
             self._selector.register(listener, selectors.EVENT_READ, listener)
-            process = self._start(path, folder_of_mpirun)
-            try:
-                self._follow(process)
-            finally:
-                self._end(process)
+            launches = 0
+            while launches == 0 or (launches < _LAUNCHES and self._shall_launch_again()):
+                launches += 1
+                process = self._start(path)
+                try:
+                    self._follow(process)
+                finally:
+                    self._end(process)
         finally:
             self._output.close()
             listener.close()
             self._selector.close()
         return self._outcome(process.returncode)
 
-    def _start(self, path: str, folder_of_mpirun: str) -> "subprocess.Popen[bytes]":
+    def _start(self, path: str) -> "subprocess.Popen[bytes]":
         program = [
             sys.executable,
             "-I",
@@ -153,7 +160,7 @@ class LaunchedJob:
             process = subprocess.Popen(
                 words,
                 preexec_fn=at_parent_end(signal.SIGTERM),
-                env={PLACE_OF_FOLDER: folder_of_mpirun, **self._plan.environ},
+                env=self._plan.environ,
                 stdin=subprocess.DEVNULL,  # ranks have no input either
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -165,6 +172,14 @@ class LaunchedJob:
             assert stream is not None
             self._selector.register(stream, selectors.EVENT_READ, (kind, LauncherStream()))
         return process
+
+    def _shall_launch_again(self) -> bool:
+        """Has mpirun failed before it started any rank, for a reason that a second start avoids? If so, prints a line."""
+        again = self._not_launched and not self._peers and not self._started and not self._asked_to_end
+        self._not_launched = False
+        if again:
+            self._output.say(f"hvdlite run: {self._line.words[0]} has started no rank; hvdlite starts it again")
+        return again
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Handles messages and output until mpirun has ended and all output of ranks has arrived.
@@ -271,6 +286,7 @@ class LaunchedJob:
     def _from_launcher(self, kind: str, line: str) -> None:
         marked = parse_marked(line.rstrip("\n"))
         if marked is None:
+            self._not_launched = self._not_launched or NOT_LAUNCHED in line
             self._output.launcher(kind, line)
         elif marked[0] in "hx":
             self._record(marked[0], marked[3])

@@ -13,9 +13,6 @@ from hvdlite.config import outside_of_jobs
 from hvdlite.errors import SystemFailure
 from hvdlite.launcher.probes import LOADED_MPI, probe
 
-# Open MPI 5's mpirun makes a folder, whose name contains its process id, in the folder that this variable names. If an mpirun
-# with the same id was killed, and so has left its folder there, a later mpirun does not start.
-PLACE_OF_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 
 

@@ -3,10 +3,9 @@
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-from support.job import launcher_has_ulfm
+from support.job import find_mpirun, launcher_has_ulfm
 from support.launched import OURS, TIMEOUT, command, environment, in_a_program
 
 import hvdlite
@@ -169,15 +168,22 @@ def test_a_program_that_cannot_be_started():
     assert done.stderr.rstrip().endswith("/no/such/program cannot be started: No such file or directory")
 
 
-@pytest.mark.skipif(not launcher_has_ulfm(), reason="only Open MPI's mpirun has such a folder, from version 5 on")
-def test_mpirun_has_a_folder_of_its_own_that_is_removed(tmp_path):
-    """In a common folder, an mpirun would not start beside the files of a killed one with the same process id."""
-    done = run(tmp_path, "import os; print(os.environ['PMIX_SERVER_TMPDIR'])", n=1, TMPDIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    folder = Path(done.stdout.split()[-1])
-    assert folder.parent.name.startswith("hvdlite-mpirun-"), done.stdout
-    assert folder.parent.parent == tmp_path
-    assert not folder.parent.exists()
+def test_an_mpirun_that_has_started_no_rank_is_started_again(tmp_path):
+    """As Open MPI 5's ends if it has the process id of an mpirun that was killed."""
+    weak, real = tmp_path / "mpirun", find_mpirun()
+    weak.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n'
+        f'echo once >> {tmp_path}/launches; [ $(wc -l < {tmp_path}/launches) -gt "$FAILURES" ] && exec {real} "$@"\n'
+        'echo "PRRTE: listener thread failed to start" >&2; exit 213\n'
+    )
+    weak.chmod(0o755)
+    done = run(tmp_path, "print('here')", "--mpirun", str(weak), n=2, FAILURES="2")
+    assert (done.returncode, done.stdout.count("here")) == (0, 2), done.stderr
+    assert done.stderr.count("has started no rank; hvdlite starts it again") == 2
+    (tmp_path / "launches").unlink()
+    done = run(tmp_path, "print('here')", "--mpirun", str(weak), n=2, FAILURES="3")
+    assert (done.returncode, done.stdout) == (213, "")
+    assert f"{weak} ended with exit code 213 before it had started a rank" in done.stderr
 
 
 def test_an_mpirun_of_another_mpi_is_found_out_by_the_ranks(tmp_path):
