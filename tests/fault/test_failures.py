@@ -92,7 +92,11 @@ def the_launcher_ends_all(case: Case) -> bool:
 
     On another host they know nothing before: Open MPI aborts the ranks that had a connection to the dead one.
     """
-    return case.mode == "mpirun" and case.ending in ("os._exit 4", "SIGKILL", "SIGSEGV", "host lost")
+    if case.mode != "mpirun":
+        return False
+    # A rank that raises waits for what the engines of the others log, but in these places there is no engine.
+    alone = case.ending == "raise" and case.place in ("init", "shutdown")
+    return alone or case.ending in ("os._exit 4", "SIGKILL", "SIGSEGV", "host lost")
 
 
 def ended_all_the_same(case: Case) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 from support import fake_gpu
 from support.gpu import HOST_IDS, ROUTES, count_gpus, variants
-from support.job import run_job
+from support.job import run_job, survivors_stay
 from support.rest import ENVIRONMENT
 
 SCRIPT = """
@@ -60,7 +60,7 @@ def test_through_nccl_on_one_gpu():
 
 
 def expect_loss(how, environment):
-    job = run_job(SCRIPT, 2, env={**environment, **ENVIRONMENT, "HOW": how})
+    job = run_job(SCRIPT, 2, env={**environment, **ENVIRONMENT, "HOW": how}, mpirun_args=survivors_stay())
     assert not job.timed_out, job.report()
     assert job.returncode != 0
     if how == "raise":

@@ -1,7 +1,7 @@
 """However a program ends, its own last words are there, once, and nothing of ours comes after them."""
 
 import pytest
-from support.job import run_job
+from support.job import run_job, survivors_stay
 
 PLAIN = ""
 # torch's hook for exceptions takes what others print, ours too, and prints it itself when they have returned.
@@ -26,10 +26,10 @@ hvd.allreduce(np.ones(2), name="after")
 """
 
 
-def job_that_ends(end, tmp_path, beside=PLAIN):
+def job_that_ends(end, tmp_path, beside=PLAIN, mpirun_args=()):
     """In fresh processes, except beside torch."""
     text = PROGRAM.format(beside=beside, end=end)
-    return run_job(text, 2, args=[str(tmp_path / "store")], fresh=not beside)
+    return run_job(text, 2, args=[str(tmp_path / "store")], mpirun_args=mpirun_args, fresh=not beside)
 
 
 def without_prefix(text):
@@ -169,7 +169,7 @@ def test_an_exception_at_exit(tmp_path):
 
 
 def test_a_crash_under_faulthandler(tmp_path):
-    job = job_that_ends("import faulthandler; faulthandler.enable(); os.abort()", tmp_path)
+    job = job_that_ends("import faulthandler; faulthandler.enable(); os.abort()", tmp_path, mpirun_args=survivors_stay())
     assert job.stderr[1].count("Fatal Python error: Aborted") == 1, job.report()
     assert "rank 1" in job.stderr[0], job.report()
 

@@ -111,6 +111,7 @@ def test_a_survivor_that_catches_the_error_ends_when_it_wants_to():
         import numpy as np
         import hvdlite as hvd
         hvd.init()
+        hvd.barrier()
         if hvd.rank() == 1:
             raise ValueError("the data is bad")
         try:

@@ -74,7 +74,7 @@ def test_nothing_is_left_of_a_job_that_is_interrupted(tmp_path, number, stubborn
     script.write_text(HANGS.format(stubborn=stubborn))
     mark = uuid.uuid4().hex
     try:
-        words = command("-n", "2", "--grace", "1", "python", str(script))
+        words = command("-n", "2", "--grace", "1" if stubborn else "60", "python", str(script))
         with started(words, **{MARK: mark, "TMPDIR": str(tmp_path)}) as process:
             # Launcher, mpirun, and beside each rank its program and what that has started, which may still be about to run.
             assert eventually(lambda: len(marked(mark)) >= 8)

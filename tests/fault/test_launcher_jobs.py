@@ -17,7 +17,7 @@ def run(tmp_path, program, *words, n=3, **changes):
     script.write_text(program)
     return subprocess.run(
         command("-n", str(n), *words, "python", str(script)),
-        env=environment(**changes),
+        env=environment(**{"TMPDIR": str(tmp_path), **changes}),  # a folder without the files of mpiruns that were killed
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

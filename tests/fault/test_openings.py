@@ -79,8 +79,15 @@ MPI.COMM_WORLD.Barrier()
 print("listening", "", *sorted(kind + name for kind, name in listening() - before), flush=True)
 for line in shared():
     print("shared", *line, flush=True)
-folders = [path for path in Path("/tmp").glob("hvdlite-store-*") if path.stat().st_uid == os.getuid()]
-print("folders", *sorted({oct(path.stat().st_mode & 0o7777) for path in folders}), flush=True)
+modes = set()
+for path in Path("/tmp").glob("hvdlite-store-*"):
+    try:
+        info = path.stat()
+    except FileNotFoundError:  # that of another job, which has ended
+        continue
+    if info.st_uid == os.getuid():
+        modes.add(oct(info.st_mode & 0o7777))
+print("folders", *sorted(modes), flush=True)
 probe = os.environ.get("HVDTEST_PROBE")
 if probe:
     import socket

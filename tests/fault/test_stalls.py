@@ -15,10 +15,13 @@ HEAD = """
     import os, signal, subprocess, sys, threading, time
     import numpy as np
     import hvdlite as hvd
+    from mpi4py import MPI
 
     FOLDER = os.path.dirname(os.path.abspath(__file__))
 
     hvd.init()
+    PIDS = hvd.allgather_object(os.getpid())
+    MPI.COMM_WORLD.Barrier()  # if a rank comes to its first operation a second later than the others, that is a stall
     hvd.allreduce(np.full(4, hvd.rank()), name="warmup")
 
     def until_written(word, rank, stream):
@@ -82,6 +85,9 @@ JOBS = {
         if hvd.rank() == 1:
             let_this_thread_come_first()
             stop_until_the_other_has_reported()
+        else:
+            while open(f"/proc/{PIDS[1]}/stat").read().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.02)
         report(lambda: hvd.allreduce(np.ones(3), name="gradient"))
         until_the_other_has_reported()
         """,

@@ -2,7 +2,7 @@
 
 import pytest
 from support.installed import need
-from support.job import run_job
+from support.job import run_job, survivors_stay
 from support.torchrun import reserved_port
 
 need("torch")
@@ -118,7 +118,7 @@ def test_variables_that_are_set_are_followed():
     """
     for shift in ("0", "1"):
         with reserved_port() as port:
-            job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port})
+            job = run_job(script, 2, env={"HVDTEST_SHIFT": shift, "HVDTEST_PORT": port}, mpirun_args=survivors_stay())
         if shift == "0":
             assert job.returncode == 0, job.report()
             assert all(f"sum 2.0, rank {rank}" in job.stdout[rank] for rank in (0, 1)), job.report()

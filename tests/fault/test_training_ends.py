@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support.job import launcher_is_hydra, run_job
+from support.job import launcher_is_hydra, run_job, survivors_stay
 
 torch = pytest.importorskip("torch")
 
@@ -49,7 +49,7 @@ SCRIPT = """
 def test_backward_names_the_cause(ending, expected):
     if launcher_is_hydra() and ending == "raise":
         pytest.skip("MPICH's mpirun ends the survivors at once")
-    result = run_job(SCRIPT, 3, args=[ending])
+    result = run_job(SCRIPT, 3, args=[ending], mpirun_args=survivors_stay())
     assert not result.timed_out, result.report()
     for rank in (0, 2):
         assert "Horovod has been shut down" in result.stdout[rank], result.report()

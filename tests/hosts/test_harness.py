@@ -109,7 +109,7 @@ def test_nothing_stays_behind(ending, tmp_path):
     with emulated_hosts(1):
         pass  # skips where there can be none, and compiles the program
     mark = f"600.{os.getpid()}{len(ending)}"
-    ttl = 300.0 if ending == "killed" else 10.0
+    ttl = 300.0 if ending == "killed" else 20.0
     text = textwrap.dedent(HOLD).format(tests=str(TESTS), ttl=ttl, folder=str(tmp_path), mark=mark)
     holder = subprocess.Popen([sys.executable, "-c", text], env=job_environment(), stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

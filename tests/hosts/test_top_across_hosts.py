@@ -71,10 +71,11 @@ def top(hosts, tmp_path, names, *words):
 def test_the_ranks_of_all_hosts(hosts, training, tmp_path):
     for _ in range(5):
         done = top(hosts, tmp_path, "h0,h1", "--once", "--json", "--interval", "0.5")
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        if all(each["state"] == "answers" for each in found["ranks"]):
-            break  # on a busy machine a rank may be silent for a second
+        found = json.loads(done.stdout) if done.returncode == 0 else {"ranks": []}
+        # On a busy machine a rank may be silent for a second, in either look, and may end no step between the looks.
+        if found["ranks"] and all(each["steps"] and each["bytes_per_second"] for each in found["ranks"]):
+            break
+    assert done.returncode == 0, done.stderr
     assert [(each["rank"], each["host"], each["state"]) for each in found["ranks"]] == [
         (0, "h0", "answers"),
         (1, "h0", "answers"),
@@ -86,7 +87,10 @@ def test_the_ranks_of_all_hosts(hosts, training, tmp_path):
 
 @pytest.mark.slow
 def test_one_host_of_two(hosts, training, tmp_path):
-    done = top(hosts, tmp_path, "h1", "--once", "--json", "--interval", "0.2")
+    for _ in range(5):
+        done = top(hosts, tmp_path, "h1", "--once", "--json", "--interval", "0.2")
+        if done.returncode == 0:
+            break  # on a busy machine the only rank may be silent for a second
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [each["rank"] for each in found["ranks"]] == [2]

@@ -39,7 +39,8 @@ def test_a_report_of_all_ranks(hvd, folder):
     read = files.read(mine)
     assert (read.rank, read.size) == (WORLD.rank, WORLD.size)
     assert sum(operation.kind == "ALLREDUCE" for operation in read.operations.values()) == 30
-    assert len(read.waits) >= 30  # one that lasts long is written in pieces, between which signals are looked for
+    # A long wait is written in pieces, between which signals are looked for. An operation that ends before the wait has none.
+    assert read.waits
     if WORLD.rank == 0:
         page = folder / "page.html"
         assert program.main(["report", str(trace), "-o", str(page)]) == 0
@@ -114,7 +115,6 @@ def test_messages_between_two_ranks(hvd, folder):
     # A send has no span of its data if the data goes with what tells of it. To oneself, all data does.
     assert found == received + ([("SEND", "out", 24000)] if WORLD.size > 1 else [])
     assert not files.occurrences(read)
-    assert read.waits
     hvd.barrier()
 
 

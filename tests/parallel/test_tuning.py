@@ -186,7 +186,9 @@ def test_the_program_measures_writes_and_says_so(ended, folder, few, place, monk
     path = folder / "made.json"
     log = folder / "log.csv"
     monkeypatch.setenv("HVDLITE_AUTOTUNE_LOG", str(log))
-    assert autotune.main(["--seconds", "4", "--output", str(path)]) == 0
+    monkeypatch.setenv("HVDLITE_FUSION_THRESHOLD", "1MiB")  # so only tile_bytes is searched, and the search ends by itself
+    monkeypatch.setenv("HVDLITE_SPIN_US", "0")
+    assert autotune.main(["--seconds", "100", "--output", str(path)]) == 0
     WORLD.Barrier()
     content = json.loads(path.read_text())
     assert content["key"] == place.key()

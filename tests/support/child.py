@@ -39,6 +39,8 @@ def main() -> None:
 
 
 def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
+    # Opened first: if mpirun has ended, os.getppid() names another process.
+    mpirun = os.pidfd_open(os.getppid())
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(zygote)
     umask = os.umask(0)
@@ -66,7 +68,6 @@ def _hand_over(zygote: str, arguments: list[str], pid_file: str) -> None:
         file.write(str(pid))
     os.rename(f"{pid_file}.unfinished", pid_file)
     # In a fresh rank, MPI ends the process when mpirun has ended. This process has no MPI, so it watches mpirun itself.
-    mpirun = os.pidfd_open(os.getppid())
     if connection in select.select([connection, mpirun], [], [])[0]:
         _end(_answer(answers)["status"])
     sys.exit("mpirun is gone")

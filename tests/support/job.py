@@ -88,6 +88,14 @@ def launcher_is_hydra() -> bool:
     return "hydra" in version.stdout.lower()
 
 
+def survivors_stay() -> tuple[str, ...]:
+    """The options by which mpirun lets the other ranks go on when a rank has ended with an error.
+
+    Otherwise Open MPI's ends them a quarter of a second later, perhaps before they have said what a test wants to read.
+    """
+    return () if launcher_is_hydra() else ("--runtime-options", "recoverable")
+
+
 @functools.cache
 def launcher_has_ulfm() -> bool:
     """Does this machine's mpirun have the option --with-ft? Open MPI's has it from version 5 on."""

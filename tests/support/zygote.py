@@ -179,7 +179,7 @@ def _receive(stub: socket.socket) -> Any:
 
 
 def _tell(stub: socket.socket, what: dict[str, int]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the stub has ended, which the next event reports
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the stub has ended, which the next event reports
         stub.sendall(json.dumps(what).encode() + b"\n")
 
 

@@ -1,11 +1,13 @@
 """Where there is no arena and what it refuses; how long its memory lives, also if it is closed or a rank dies in between."""
 
 import gc
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.arenas import SIZE, ranks_with_arenas, reduce, view
+from support.limits import DEADLINE
 from support.thread_ranks import ALLGATHER, ALLREDUCE, MAX, SUM, engines, in_threads
 
 from hvdlite import _engine
@@ -112,10 +114,12 @@ def test_an_arena_that_is_closed_in_flight_stays_until_the_operation_ends():
 
 def test_a_rank_that_dies_between_two_operations_fails_the_next():
     with ranks_with_arenas(3, config={"failure_linger": 0.2}) as ranks:
+        reduced = threading.Barrier(3, timeout=DEADLINE)
 
         def body(rank):
             array = view(rank, 100)
             reduce(rank, "x", array)
+            reduced.wait()  # a rank that learns of the death before it has its result would fail this operation
             if rank.rank == 2:
                 rank.fabric.kill(2)
                 return None

@@ -214,7 +214,7 @@ def _with_words(words: list[str]) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                command = (entry / "cmdline").read_bytes().decode().split("\0")
+                command = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
             found += [int(entry.name)] * bool(set(words) & set(command))
