@@ -126,8 +126,11 @@ fi
 # 77 if the step is left out, and with 78 if a measurement misses its target.
 
 copy_tree() { # leaves out the files of an earlier build, which may be for another Python
-  tar -C "$root" --exclude=./build --exclude=./.venv --exclude=./.git --exclude='*.so' --exclude=__pycache__ --exclude='./.?*' \
-    -cf - . | tar -C "$tree" -xf -
+  # tar ends with 1 if a folder has changed meanwhile, for example because Python has made a __pycache__ in it.
+  {
+    tar -C "$root" --exclude=./build --exclude=./.venv --exclude=./.git --exclude='*.so' --exclude=__pycache__ --exclude='./.?*' \
+      -cf - . || (($? == 1))
+  } | tar -C "$tree" -xf -
 }
 
 make_venv() {

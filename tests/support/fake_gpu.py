@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support import native
+from support.limits import eventually
 
 Array = npt.NDArray[Any]
 
@@ -371,6 +372,8 @@ class LeakCheck:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         gc.collect()  # the frames of an exception may keep engines alive in a cycle
         self.gpus.close()
+        if kind is None:  # an engine that ends waits only a moment for its thread that waits in the driver
+            eventually(lambda: not self.gpus.leaks())
         leaks = self.gpus.leaks()
         self.gpus.cuda.fake_reset()
         if kind is None:

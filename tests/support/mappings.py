@@ -1,8 +1,15 @@
 """The memory mappings of this process."""
 
+import ctypes
+import mmap
 from pathlib import Path
 
 __all__ = ["is_mapped", "mapping_at"]
+
+# To read /proc/self/maps is to map memory for its text, perhaps at the address in question. mincore() needs no memory.
+_LIBC = ctypes.CDLL(None)
+_LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_PAGE_STATE = ctypes.create_string_buffer(1)
 
 
 def mapping_at(address: int) -> str | None:
@@ -17,4 +24,4 @@ def mapping_at(address: int) -> str | None:
 
 def is_mapped(address: int) -> bool:
     """Does this process have memory at the address?"""
-    return mapping_at(address) is not None
+    return _LIBC.mincore(address - address % mmap.PAGESIZE, 1, _PAGE_STATE) == 0

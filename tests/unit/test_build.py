@@ -320,7 +320,7 @@ def test_steps_without_time_have_not_failed(stubbed_check, tmp_path):
         """unset SECONDS  # with that it is a variable as others
 SECONDS=0
 timeout() {
-  local seconds=$2
+  local seconds=600
   [[ "$*" == *step_kernels* ]] && seconds=1
   command timeout "$1" "$seconds" "${@:3}"
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.fake_gpu import DriverError, FakeGpus, LeakCheck, missing
 from support.gpu_ranks import run_gpu_ranks
-from support.limits import DEADLINE
+from support.limits import DEADLINE, eventually
 from support.thread_ranks import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, SUM
 
 from hvdlite.errors import HvdliteError
@@ -169,6 +169,7 @@ def check(route, function, nth, code):
     try:
         outcomes = Trial(gpus, route).run(function, nth, code)
         gpus.close()
+        eventually(lambda: all("memory" in line for line in gpus.leaks().splitlines()))
         left = gpus.leaks()
     finally:
         gpus.cuda.fake_reset()

@@ -14,6 +14,8 @@
 // finish() to the completion.
 #include "engine/intake/shared_state.h"
 
+#include <algorithm>
+
 namespace hvdlite::engine {
 namespace {
 
@@ -124,10 +126,11 @@ void SharedState::finish(std::span<const Entry> entries, const base::Status& sta
   // The names are freed before `done` is set, because a caller that sees `done` may submit the same name at once, and push()
   // refuses a name in flight.
   queue.forget(entries);
-  std::int64_t ended = 0;
+  // Counted first, so that a caller who sees the end of an operation also finds it in the counters.
+  (status.ok() ? counters.completed : counters.failed) +=
+      std::ranges::count_if(entries, [](const Entry& entry) { return entry.request != nullptr; });
   for (const Entry& entry : entries) {
     if (!entry.request) continue;
-    ++ended;
     Completion& completion = *entry.completion;
     if (!status.ok()) {
       completion.failure = std::make_unique<const base::Status>(
@@ -139,7 +142,6 @@ void SharedState::finish(std::span<const Entry> entries, const base::Status& sta
     }
     completion.done.store(1, std::memory_order_release);
   }
-  (status.ok() ? counters.completed : counters.failed) += ended;
   event.bump();
 }
 
