@@ -9,15 +9,11 @@ of its host send it. There are two faults:
 - A process that no launcher has started never removes its file, which takes 72 KiB of memory.
 """
 
-import atexit
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from hvdlite import config as knobs
+from hvdlite.own_folder import folder_until_exit
 
 _MEMORY = "/dev/shm"
 
@@ -49,12 +45,9 @@ def _job_number(job: str) -> int:
     return ((value >> 16 ^ value) & 0xFFFF) << 16 | (int(number) & 0xFFFF if number.isdigit() else 0)
 
 
-@contextlib.contextmanager
-def in_own_folder(library: str) -> Iterator[None]:
-    """A with statement for MPI_Init. Open MPI makes its file in a new private folder, if another job has this rank's file, or
-    if no launcher has started this process.
-
-    The folder is removed when this process exits, after the functions that the caller registers with `atexit` later.
+def own_folder(library: str) -> str | None:
+    """A new private folder for Open MPI's file, if another job has this rank's file, or if no launcher has started this
+    process; otherwise None. The folder is removed when this process exits, after MPI is finalised.
 
     Args:
         library: the name of the MPI library, from ``MPI_Get_library_version``.
@@ -62,19 +55,8 @@ def in_own_folder(library: str) -> Iterator[None]:
     place = knobs.open_mpi_place()
     wanted = file_of_rank(*place).exists() if place is not None else knobs.launcher_claim() is None
     if "Open MPI" not in library or knobs.has_open_mpi_folder() or not wanted:
-        yield
-        return
+        return None
     try:
-        folder = tempfile.mkdtemp(prefix="hvdlite-mpi-", dir=_MEMORY)
+        return folder_until_exit("hvdlite-mpi-", _MEMORY)
     except OSError:  # this process may not write to /dev/shm, so Open MPI makes no file there
-        yield
-        return
-    atexit.register(_remove, folder, os.getpid())
-    # Programs that this process starts later must not inherit the variable.
-    with knobs.environment(**{knobs.OPEN_MPI_FOLDER: folder}):
-        yield
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child calls this function as well
-        shutil.rmtree(folder, ignore_errors=True)
+        return None

@@ -24,7 +24,7 @@ from hvdlite._version import __version__
 from hvdlite.config import Config, LauncherClaim
 from hvdlite.errors import ErrorCode, HvdliteError, InvalidArgumentError, SystemFailure, UnsupportedError, error_class
 from hvdlite.knobs import Value
-from hvdlite.mpi_files import in_own_folder
+from hvdlite.mpi_files import own_folder
 from hvdlite.pool import ProcessPool
 from hvdlite.tuning.place import JobPlace, boot_id, cpu_name
 from hvdlite.view_socket import bound_socket
@@ -134,7 +134,9 @@ def load_mpi(may_finalize: Callable[[bool], bool], config: Config) -> Any:
     if MPI.Is_finalized():
         raise SystemFailure("MPI has been finalised in this process and cannot be started again; start a new process")
     if not MPI.Is_initialized():
-        with _warned_of_waiting(config), in_own_folder(MPI.Get_library_version()):
+        # Programs that this process starts later must not inherit the variable.
+        folder = {knobs.OPEN_MPI_FOLDER: own_folder(MPI.Get_library_version())}
+        with _warned_of_waiting(config), knobs.environment(**folder):
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _finalizers.add(os.getpid())
     if os.getpid() not in _guarded:

@@ -22,6 +22,7 @@ PURE = {
     "gpu",
     "knobs",
     "mpi_files",
+    "own_folder",
     "ownership",
     "partition",
     "requests",

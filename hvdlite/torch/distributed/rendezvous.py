@@ -11,12 +11,9 @@ one host the store is a file in a private folder, without a listening port; acro
 rank 0's host that the system chooses. All hosts must be able to resolve the name of rank 0's host.
 """
 
-import atexit
 import importlib
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -28,7 +25,7 @@ from hvdlite import basics
 from hvdlite.config import folder_of_torchrun_job, lacks_torch_variables
 from hvdlite.errors import InvalidArgumentError
 from hvdlite.objects import broadcast_object
-from hvdlite.runtime import RUNTIME
+from hvdlite.own_folder import folder_until_exit
 
 _TIMEOUT = timedelta(minutes=30)  # torch's default for all backends but NCCL
 
@@ -106,12 +103,4 @@ def _new_file() -> str:
 
     If this process is killed, the folder remains; but under torchrun, hvdlite's server of the node removes it.
     """
-    folder = tempfile.mkdtemp(prefix="hvdlite-store-", dir=folder_of_torchrun_job())
-    creator = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == creator and not RUNTIME.forked:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return os.path.join(folder, "store")
+    return os.path.join(folder_until_exit("hvdlite-store-", folder_of_torchrun_job()), "store")
