@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-from support.job import JobResult, launcher_is_hydra, run_job
+from support.job import JobResult, launcher_is_hydra, run_job, survivors_stay
 from support.rest import ENVIRONMENT
 
 SCRIPT = """
@@ -71,7 +71,7 @@ def run(script: str, n: int, *args: str, fresh: bool = False) -> JobResult:
     """Runs a job whose launcher does not end the survivors of a rank's end, as Open MPI's otherwise does after 0.25 s."""
     if launcher_is_hydra():
         pytest.skip("MPICH's mpirun ends the survivors at once")
-    return run_job(script, n, args=args, env=ENVIRONMENT, mpirun_args=["--runtime-options", "recoverable"], fresh=fresh)
+    return run_job(script, n, args=args, env=ENVIRONMENT, mpirun_args=survivors_stay(), fresh=fresh)
 
 
 def check_survivors(result: JobResult, cause: str) -> None:

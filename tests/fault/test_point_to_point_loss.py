@@ -1,7 +1,7 @@
 """A rank dies while another sends to it or waits for what it sends: that one is told who died, whatever it waits for."""
 
 import pytest
-from support.job import launcher_is_hydra, run_job
+from support.job import launcher_is_hydra, run_job, survivors_stay
 
 SCRIPT = """
     import os
@@ -37,6 +37,6 @@ SCRIPT = """
 def test_the_other_names_the_dead(way):
     if launcher_is_hydra():
         pytest.skip("MPICH's mpirun ends the survivors at once")
-    job = run_job(SCRIPT, 2, env={"HVDTEST_WAY": way}, mpirun_args=["--runtime-options", "recoverable"])
+    job = run_job(SCRIPT, 2, env={"HVDTEST_WAY": way}, mpirun_args=survivors_stay())
     assert "rank 0 was told: rank 1 (host" in job.stdout[0], job.report()
     assert "ended without telling the other ranks" in job.stdout[0], job.report()

@@ -5,7 +5,7 @@ in both directions at once, and a death or a deadlock in the middle ends them as
 import platform
 
 import pytest
-from support.job import launcher_is_hydra, run_job
+from support.job import launcher_is_hydra, run_job, survivors_stay
 
 # process_vm_readv fails with EPERM: load the number of the call, compare, refuse, allow.
 FORBID = """
@@ -55,7 +55,7 @@ SCRIPT = """
 def test_messages_between_memories_that_may_not_be_read():
     if launcher_is_hydra():
         pytest.skip("MPICH's mpirun ends the survivors at once")
-    job = run_job(FORBID + SCRIPT, 2, mpirun_args=["--runtime-options", "recoverable"])
+    job = run_job(FORBID + SCRIPT, 2, mpirun_args=survivors_stay())
     assert "deadlock" in job.stdout[0], job.report()
     assert "rank 0 was told: rank 1 (host" in job.stdout[0], job.report()
     said = "this process may not read the memory of rank 1 (process_vm_readv: Operation not permitted)"

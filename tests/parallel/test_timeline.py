@@ -40,7 +40,7 @@ def test_a_report_of_all_ranks(hvd, folder):
     assert (read.rank, read.size) == (WORLD.rank, WORLD.size)
     assert sum(operation.kind == "ALLREDUCE" for operation in read.operations.values()) == 30
     # A long wait is written in pieces, between which signals are looked for. An operation that ends before the wait has none.
-    assert read.waits
+    assert len(read.waits) >= 15
     if WORLD.rank == 0:
         page = folder / "page.html"
         assert program.main(["report", str(trace), "-o", str(page)]) == 0

@@ -72,7 +72,7 @@ def test_every_operation_has_its_spans(tmp_path, shared_memory):
             24 * (rank + 1),
         )
         # A call whose operation ends before the call waits has no such span.
-        assert trace.waits
+        assert len(trace.waits) >= 6
 
 
 def test_tensors_of_one_fused_op_share_its_number(tmp_path):
@@ -172,6 +172,7 @@ def test_the_files_stay_within_their_bound(tmp_path):
     older.unlink()
     (newer,) = map(files.read, tmp_path.iterdir())  # without an operation, if it has just begun
     assert len(newer.operations) < len(numbers)
+    assert set(newer.operations) == set(numbers[len(numbers) - len(newer.operations) :])
 
 
 def test_many_names_leave_room_for_events(tmp_path):
